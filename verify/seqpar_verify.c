@@ -9,12 +9,12 @@
  *
  *     seqpar-verify ver DUMP                  a folder as oracle/dump/dump.h describes it
  *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
- *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
- *     seqpar-verify ver DUMP --model FOLDER --adapter FOLDER   of which adapters (LoRA) learn
+ *     seqpar-verify ver DUMP --model FOLDER   or against the model's, computed here in fp64
+ *     seqpar-verify ver DUMP --model FOLDER --adapter FOLDER   only adapters (LoRA) are trained
  *     seqpar-verify ver DUMP --html FILE      the verdict as a page; --junit FILE: for CI
  *     seqpar-verify ver DUMP --require gradients,norm   no pass where these were not judged
  *     seqpar-verify on_policy DUMP            log-probs of the sampler against training's
- *     seqpar-verify --man | man -l -          all of it
+ *     seqpar-verify --man | man -l -          the manual page
  *
  *     seqpar-verify run OPERATION DUMP --out DIR   DUMP with what OPERATION computes: right
  *                                                  values of packing, labels, split, attention,
@@ -61,7 +61,7 @@ static int64_t level = 1;
 static const char *const layouts[] = {"contiguous", "zigzag", "zigzag-doc", "stripe", NULL};
 static const char *const objectives[] = {"sft", "dpo", NULL};
 static const char *const levels[] = {"1", "2", NULL}, *const shells[] = {"bash", "zsh", NULL};
-/* Filled when the program begins. */
+/* Filled by main. */
 static const char *mistake_names[MISTAKES + 1], *operation_names[OPERATIONS + 1];
 static const char *stage_words[STAGES + 1];
 
@@ -211,7 +211,7 @@ static int run_law(void) {
 
 /* ---- ver ---- */
 
-/* On as many lines as the page's width asks for. */
+/* Wraps the summary at the page's width. */
 static void print_headline(const verdict *v, const summary *said) {
     if (*said->text)
         print_words(stdout, printf("%s: ", verdict_word(v)), said->text);
@@ -225,7 +225,7 @@ static int is_named(const verdict *v, const mistake *m) {
     return 0;
 }
 
-/* What other stages name: the headline has the first stage's mistakes alone. */
+/* Mistakes that other stages name: the headline has those of one stage only. */
 static void print_also(const stage *stages, const verdict *v) {
     char text[400] = "";
     for (int i = 0; v->kind == VERDICT_WRONG && i < STAGES; i++) {
@@ -289,8 +289,8 @@ static int check_wanted(dump *want) {
     return want->error.status != 0;
 }
 
-/* A dump that says nothing of a window has that of the model's first layer. What is wrong with
-   the folder is said where the model is read. */
+/* If the dump's metadata have no window, takes that of the model's first layer. Errors in the
+   folder are ignored here: they are reported when the model is read. */
 static void take_window(dump *d) {
     seqpar_llama_config config = {.layers = 0};
     seqpar_error ignored = {0};
@@ -298,7 +298,8 @@ static void take_window(dump *d) {
         d->facts.window = config.window_from ? 0 : config.window;
 }
 
-/* more: NULL, or takes what a page shows. 0, or an exit code with one sentence on stderr. */
+/* more: NULL, or gets the details that the HTML page shows. 0, or an exit code with one
+   sentence on stderr. */
 static int judge_folders(stage *stages, details *more) {
     dump d, want = {.world = 0};
     int status, voided = 0;
@@ -330,7 +331,8 @@ static int write_reports(const report *r) {
     return status ? VERDICT_FILE : 0;
 }
 
-/* What is to be given for gradients: seqpar_trainer leaves the model in the dump's folder. */
+/* The options that make ver judge gradients. They name the model in the dump's folder if
+   seqpar_trainer saved it there. */
 static const char *gradient_hint(char *text, size_t size) {
     char adapters[900];
     snprintf(text, size, "%.400s/model/config.json", folder);
@@ -388,7 +390,7 @@ static int read_required(const char *text, int *required) {
     return VERDICT_USAGE;
 }
 
-/* A report is no dump, and takes the place of nothing else. */
+/* A report must not be named like a file of a dump, nor overwrite a file that is no report. */
 static int check_report(const char *option_name, const char *path, const char *begin) {
     if (path && is_safetensors(path)) {
         fprintf(
@@ -477,7 +479,8 @@ static int run_gen(void) {
 
 /* ---- run ---- */
 
-/* Options of single operations. 0, or an exit code with a sentence on stderr. */
+/* Checks the options that only some operations take. 0, or an exit code with a sentence on
+   stderr. */
 static int check_run_options(const operation *o) {
     static const char *const single[] = {"tokens", "unmasked", "sp", "layout", "model"};
     char first[32], text[160];
@@ -599,7 +602,7 @@ static cJSON *mutant_json(const mutant *m) {
 
 typedef struct mutant_tally {
     int mutants, well, seen, right_seen;
-    cJSON *all; /* NULL: they are printed */
+    cJSON *all; /* NULL: mutants are printed as text */
 } mutant_tally;
 
 static void mutant_count(mutant_tally *tally, const mutant *m) {
@@ -617,7 +620,8 @@ static void mutant_count(mutant_tally *tally, const mutant *m) {
     print_mutant(m);
 }
 
-/* The right step, then those that can be planted. Number i of them: 0, there is none; or 1. */
+/* Sets mutant i: 0 is the right step, the others are each mistake with each objective. Returns
+   0 if the mistake cannot be planted, else 1. */
 static int mutant_of(mutant *m, int i) {
     *m = (mutant){.name = i ? mistakes[(i - 1) % MISTAKES].name : "",
                   .objective = objectives[i ? (i - 1) / MISTAKES : 0]};
@@ -662,7 +666,7 @@ static int run_mutants(void) {
 
 /* ---- explain, list ---- */
 
-/* A mistake by its name, hyphens for underscores or not. */
+/* Finds a mistake by its name. Hyphens may stand for underscores. */
 static const mistake *find_mistake(const char *given_name) {
     char plain[64];
     snprintf(plain, sizeof plain, "%s", given_name);
@@ -671,7 +675,8 @@ static const mistake *find_mistake(const char *given_name) {
     return mistake_named(plain);
 }
 
-/* "; over_sp or over_sp_squared is": those whose names have a word of it. */
+/* "; is it over_sp, over_sp_squared?": mistakes whose names contain a word of the given
+   name. */
 static void print_alike(const char *given_name) {
     char words[64];
     int count = 0;
@@ -784,7 +789,8 @@ static void print_help(int at) {
     printf("\n");
 }
 
-/* What stands in the place of a verb: an exit code, or -1: none of these. */
+/* Handles --help, --man and --completion, which are given instead of a verb. An exit code, or
+   -1: it is none of these. */
 static int run_word(int argc, char **argv) {
     const manual m = {verbs, VERBS, options, OPTIONS, shells};
     int status = !strcmp(argv[1], "--man") || !strcmp(argv[1], "--completion");
@@ -799,15 +805,17 @@ static int run_word(int argc, char **argv) {
     return usage("--completion needs a shell, bash or zsh");
 }
 
-/* 0, or an exit code with one sentence on stderr. */
+/* Returns status, or if stdout could not be written, another exit code with one sentence on
+   stderr. */
 static int say_it_is_written(int status) {
     if (!fflush(stdout) && !ferror(stdout)) return status;
     fprintf(stderr, "error: the output could not be written: %s\n", strerror(errno));
     return VERDICT_FILE;
 }
 
-/* Tensors come and go, and pages that go back to the system come back as zeros, one fault each:
-   two thirds of the time of a dump of 1 GB. */
+/* Keeps freed memory in the process. Otherwise pages of freed tensors go back to the system,
+   and each causes a page fault when it is used again: two thirds of the time of a dump of
+   1 GB. */
 static void keep_memory(void) {
 #ifdef __GLIBC__
     mallopt(M_MMAP_MAX, 0);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* attention.h - a layer's attention judged: out, lse, dq, dk and dv of all ranks against what
- * q, k, v and dout give.
+/* attention.h - checks a layer's attention: out, lse, dq, dk and dv of all ranks are compared
+ * with values recomputed from q, k, v and dout.
  *
- * Work is bounded. Where the whole is too much, some kv heads are looked at, and where one of
- * them is too much, some queries of it. Limits and mistakes are tried out on smaller parts. */
+ * Work is bounded: if all heads are too much, some kv heads are checked; if one kv head is too
+ * much, some of its queries. Limits and mistakes are tried on smaller samples. */
 #ifndef ORACLE_ATTENTION_H
 #define ORACLE_ATTENTION_H
 #include "attention_ways.h"
 #include "attention_where.h"
 #include "oracle/verdict/stages.h"
 
-/* Multiplications: of all that is compared with the dump, and at least of one micro-batch; of
-   the part on which limits and mistakes are tried; of one mistake. Some seconds for 1e10. */
+/* Budgets in multiplications (1e10 take some seconds): to compare the whole dump, and the least
+   for one micro-batch; for the sample of limits and mistakes; for one mistake. */
 #ifndef ATTENTION_ALL
 #define ATTENTION_ALL 80e9
 #endif
@@ -24,7 +24,8 @@
 #ifndef ATTENTION_WAY
 #define ATTENTION_WAY 12e9
 #endif
-/* Numbers that are held, keys of a text that is computed anew, numbers that are read at a time. */
+/* Most elements: of a loaded tensor; of one head's k and v (a longer text is not recomputed);
+   of one read from a file. */
 #ifndef ATTENTION_ELEMENTS
 #define ATTENTION_ELEMENTS (1 << 23)
 #endif
@@ -35,11 +36,11 @@
 #define ATTENTION_CHUNK (1 << 16)
 #endif
 
-/* Inputs, then what is judged: (n, heads, dim); lse has no dim. */
+/* Inputs, then the tensors to check. Shape (n, heads, dim); lse (n, heads). */
 enum { ATTENTION_NAMES = ATTEND_INPUTS + ATTEND_TENSORS };
 static const struct {
     const char *name;
-    int of_keys, of_out; /* heads and dim: of k or of q, of v or of q */
+    int of_keys, of_out; /* 1: heads as in k, else as in q; 1: dim as in v, else as in q */
 } attention_tensors[ATTENTION_NAMES] = {{"q", 0, 0},    {"k", 1, 0},   {"v", 1, 1},
                                         {"dout", 0, 1}, {"out", 0, 1}, {"lse", 0, 0},
                                         {"dq", 0, 0},   {"dk", 1, 0},  {"dv", 1, 1}};
@@ -55,17 +56,17 @@ typedef struct attention {
     const dump_row *row;
     int64_t dp, micro;
     attention_shape shape[ATTENTION_NAMES];
-    attend whole, rows, keys;        /* rows, keys: parts for limits and mistakes */
-    const attend *of_rows, *of_keys; /* those, or the whole where it is small */
-    attend_case right;               /* of the whole */
+    attend whole, rows, keys;        /* samples for limits, mistakes: queries, a kv head */
+    const attend *of_rows, *of_keys; /* &rows, &keys, or &whole if small; NULL: no sample */
+    attend_case right;               /* the right answer for whole */
     attend_kernel kernel[LIMIT_LEVELS];
     int levels;
     attend_limits limits[LIMIT_LEVELS];
-    int cast[ATTEND_TENSORS]; /* bits of its numbers, fewer than it may have; 0: not so */
+    int cast[ATTEND_TENSORS]; /* significant bits, if fewer than allowed; else 0 */
     attend_distance distance[ATTEND_TENSORS];
     attend_matches fits;
-    int coarse[ATTEND_TENSORS]; /* bits of its numbers, or of parts, that show a mistake */
-    int solved[ATTEND_TENSORS]; /* its verdict stands */
+    int coarse[ATTEND_TENSORS]; /* bits of a cast or of rounded partial results; 0: neither */
+    int solved[ATTEND_TENSORS]; /* VERDICT_WRONG or _MARGINAL once explained; else 0 */
     int named[ATTEND_TENSORS][MISTAKES];
     int follows[ATTEND_TENSORS]; /* a gradient is right for the out that was dumped */
     double room;                 /* multiplications for this micro-batch */
@@ -96,7 +97,8 @@ static inline int attention_refuse(attention *a, int64_t rank, int what, const c
     return -1;
 }
 
-/* One rank's: as all others'. 0, or -1 with the error. */
+/* Checks a tensor's shape against its rank's tokens and the other ranks. 0, or -1 with the
+   error. */
 static inline int attention_check(attention *a, int64_t rank, int what,
                                   const seqpar_safetensors_tensor *t) {
     attention_shape *s = &a->shape[what];
@@ -126,7 +128,7 @@ static inline int attention_check(attention *a, int64_t rank, int what,
     return attention_refuse(a, rank, what, text);
 }
 
-/* On all ranks that hold a token, or on none. */
+/* Checks that all ranks that hold a token have the tensor, or none. 0, or -1 with the error. */
 static inline int attention_find(attention *a, int what) {
     int64_t first = a->dp * a->d->sp, lacks = -1;
     for (int64_t r = first; r < first + a->d->sp; r++) {
@@ -143,7 +145,7 @@ static inline int attention_find(attention *a, int what) {
                : 0;
 }
 
-/* Heads and sizes that go together. */
+/* Checks that tensors agree in heads and head_dim. 0, or -1 with the error. */
 static inline int attention_agree(attention *a) {
     const attention_shape *s = a->shape;
     char text[360];
@@ -195,8 +197,8 @@ static inline int attention_no_memory(attention *a) {
     return -1;
 }
 
-/* Rows of a side that one rank holds, from those with `from` on; the wanted heads of each.
-   Number of rows, or -1 with the error. */
+/* Reads as many of one rank's rows as fit in a chunk, from side->token[from] on, and copies p's
+   heads of them to `to`. Returns the number of rows, or -1 with the error. */
 static inline int64_t attention_read_chunk(attention *a, const attend *p, int what,
                                            const attend_side *side, int64_t from, double *chunk,
                                            double *to) {
@@ -225,7 +227,7 @@ static inline int64_t attention_read_chunk(attention *a, const attend *p, int wh
     return n;
 }
 
-/* (side, heads, dim) of what is looked at. NULL with the error. */
+/* One tensor's rows and heads that p selects: (side, heads, dim). NULL with the error. */
 static inline double *attention_read(attention *a, const attend *p, int what) {
     const attend_side *side = attention_tensors[what].of_keys ? &p->key : &p->query;
     const attention_shape *s = &a->shape[what];
@@ -254,7 +256,9 @@ static inline void attention_free(attend *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Tokens by ranks and rows; chosen: (tokens) which, NULL: all. */
+/* Lists tokens in the order of ranks and their rows, in blocks of at most `most`. A block lies
+   in one half of one rank's rows, as masks select halves. chosen: (tokens) 1: listed; NULL: all
+   are. */
 static inline int attention_side(const attend *p, attend_side *side, int64_t most,
                                  const unsigned char *chosen) {
     const dump_row *row = p->row;
@@ -296,8 +300,8 @@ static inline int attention_fill(attention *a, attend *p) {
     return 0;
 }
 
-/* So many kv heads, evenly, from the first on; chosen: queries. Nothing is read yet. 0, or -1
-   with the error. */
+/* Describes a sample without reading it: kv_heads heads, evenly spaced from `first` on, and the
+   chosen queries (NULL: all). 0, or -1 with the error. */
 static inline int attention_place_part(attention *a, attend *p, int64_t first, int64_t kv_heads,
                                        const unsigned char *chosen) {
     const attention_shape *s = a->shape;
@@ -334,9 +338,9 @@ static inline int attention_load(attention *a, attend *p, int64_t first, int64_t
     return attention_place_part(a, p, first, kv_heads, chosen) || attention_fill(a, p) ? -1 : 0;
 }
 
-/* ---- how much of it ---- */
+/* ---- sample sizes ---- */
 
-/* Multiplications of one kv head's pairs. */
+/* Multiplications for all pairs of query and key of one kv head. *queries: their number. */
 static inline double attention_cost(const attention *a, int64_t *queries) {
     attend p = {.row = a->row, .end = row_end(a->row)};
     const attention_shape *s = a->shape;
@@ -354,8 +358,8 @@ static inline double attention_cost(const attention *a, int64_t *queries) {
            (double)(s[ATTEND_Q].dim + s[ATTEND_V].dim + ATTEND_EXP) * (backward ? 3.5 : 1);
 }
 
-/* So many queries, evenly and at random, and the first of some documents: these have few
-   keys. */
+/* Chooses one random query in each of n equal ranges, and the first tokens of up to 8
+   documents, to include queries that see few keys. */
 static inline unsigned char *attention_choose(const attention *a, int64_t n) {
     int64_t end = row_end(a->row), docs = a->row->docs > 0 ? a->row->docs : 1;
     unsigned char *chosen = (unsigned char *)calloc((size_t)end + 1, 1);
@@ -375,7 +379,7 @@ static inline int64_t attention_between(double x, double low, double high) {
     return (int64_t)(x < low ? low : x > high ? high : x);
 }
 
-/* Which heads and queries are compared with the dump. */
+/* Loads the heads and queries to compare with the dump: all, or what the budget allows. */
 static inline int attention_load_whole(attention *a) {
     int64_t kv_heads = a->shape[ATTEND_K].heads, queries, most;
     double one = attention_cost(a, &queries);
@@ -399,8 +403,8 @@ static inline int attention_load_whole(attention *a) {
     return status;
 }
 
-/* Parts for limits and mistakes: some queries of all heads, all queries of one kv head.
-   tokens: (n) queries that are to be among them. */
+/* Loads the samples for limits and mistakes: some queries of as many heads as fit, and all
+   queries of one kv head, which dk and dv need. tokens: (n) queries to include. */
 static inline int attention_load_parts(attention *a, const int64_t *tokens, int n,
                                        int64_t kv_head) {
     int64_t kv_heads = a->shape[ATTEND_K].heads, queries, most;
@@ -436,7 +440,7 @@ static inline int attention_bits_of(const double *x, int64_t n) {
     return bits; /* 0: all are 0 */
 }
 
-/* Of a type in which a tensor is written. */
+/* Significant bits of the type in which the dump stores a tensor. */
 static inline int attention_bits_stored(const attention *a, int what) {
     int64_t rank = a->dp * a->d->sp;
     while (!attention_held(a, rank)) rank++;
@@ -448,9 +452,9 @@ static inline int attention_bits_stored(const attention *a, int what) {
     }
 }
 
-/* What the kernel computes in: metadata dtype says it. Without that values tell, as a dump in
-   F32 may hold BF16: what q, k and v all have, or out, which is of a coarser type where a
-   kernel rounds inputs in F32. */
+/* Significant bits that the kernel computes in: those of metadata dtype, or of the values of q,
+   k and v if these have fewer, as a dump in F32 may hold BF16. Without dtype, out may have
+   fewer still: a kernel may round F32 inputs first. */
 static inline int attention_bits_computed(const attention *a, const attend_kernel *k) {
     static const int said[] = {53, 53, 24, 11, 11, 8}; /* by DUMP_... of metadata.h */
     int bits = 0, own = k->own_bits[ATTEND_OUT], stated = said[a->d->facts.dtype];
@@ -461,8 +465,8 @@ static inline int attention_bits_computed(const attention *a, const attend_kerne
     return own && own < bits && bits >= 24 && !a->d->facts.dtype ? own : bits;
 }
 
-/* What a tensor may be rounded to: what the kernel computes in, what its input has, or what a
-   dump of wider numbers is written in. */
+/* Significant bits that a tensor may be rounded to: the least of the kernel's type, its input's
+   values and, if that input is stored in F32 or F64, the tensor's stored type. */
 static inline int attention_bits_allowed(const attention *a, const attend_kernel *k, int t) {
     static const int inputs[ATTEND_TENSORS] = {ATTEND_V, ATTEND_Q, ATTEND_Q, ATTEND_K,
                                                ATTEND_V};
@@ -519,7 +523,7 @@ static inline int attention_limit(attention *a, const attend_kernel *kernel,
     return status;
 }
 
-/* How many times the limit. */
+/* The distance in units of the limit, of the whole tensor or of its worst row. */
 static inline double attention_times(const attend_distance *distance,
                                      const attend_limits *limits, int t) {
     return fmax(attend_ratio(distance->all, limits->all[t]),
@@ -531,7 +535,8 @@ static inline int attention_is_wrong(const attention *a, int t) {
            (a->coarse[t] || !(attention_times(&a->distance[t], &a->limits[0], t) <= 1));
 }
 
-/* A mistake's rows are weighed by what is known of the right one's, and it has to be nearer. */
+/* Whether mistake m explains tensor t. Rows get twice the limit, as the size of a mistake's
+   terms is only estimated. The mistake must also be clearly nearer than the right answer. */
 static inline int attention_matches(const attention *a, int t, int m,
                                     const attend_limits *limits) {
     const attend_distance *distance = &a->fits.of[t][m].distance;
@@ -544,7 +549,7 @@ static inline int attention_matches(const attention *a, int t, int m,
 
 enum { PART_OF_NONE = -1, PART_OF_SEVERAL = -2, COARSE_NUMBERS = 16 };
 
-/* Of each token of a side: the one rank whose tokens its row of a tensor is made of. */
+/* For each token: the only rank that contributes to its row of tensor t, or PART_OF_... */
 static inline int64_t *attention_parts(const attention *a, int t) {
     const attend *p = &a->whole;
     attend_way w = attend_right_way(p);
@@ -567,9 +572,9 @@ static inline int attention_bits_rounded(double x, int bits) {
     return bits < 53 ? bits_needed(attend_cut_sum(x, nearest)) : bits_needed(x);
 }
 
-/* Whether all numbers, of tokens that have one part alone if `part` is given, have no more than
-   so many bits, and right ones have more: one of random numbers does in 8, or in 2^13. Small
-   ones of F16 say nothing. */
+/* Whether all numbers fit in `bits` bits, while COARSE_NUMBERS of the right ones do not. By
+   chance 1 of 8 F16 numbers fits in 8 bits, 1 of 2^13 F32 numbers in 11. part: only tokens with
+   one contributing rank; NULL: all. Small numbers are skipped: F16 keeps fewer bits of them. */
 static inline int attention_has_few_bits(const attention *a, int t, int bits,
                                          const int64_t *part) {
     const attend *p = &a->whole;
@@ -585,7 +590,7 @@ static inline int attention_has_few_bits(const attention *a, int t, int bits,
     return found >= COARSE_NUMBERS;
 }
 
-/* Whether the tensor has numbers of so few bits: F32 has hardly any. */
+/* Quick test before attention_parts: a tensor in F32 hardly has numbers of 11 bits or less. */
 static inline int attention_has_coarse(const attention *a, int t) {
     int64_t n = attend_rows(&a->whole, t) * attend_width(&a->whole, t), found = 0;
     for (int64_t i = 0; i < n && found < COARSE_NUMBERS; i++) {
@@ -595,7 +600,7 @@ static inline int attention_has_coarse(const attention *a, int t) {
     return found == COARSE_NUMBERS;
 }
 
-/* Casts show in all numbers of a tensor, rounded parts in those that are made in one hop. */
+/* A cast shows in all numbers of a tensor, rounded partial results in rows made in one hop. */
 static inline void attention_find_coarse(attention *a, int t) {
     static const int types[] = {8, 11};
     int64_t *part;
@@ -613,7 +618,7 @@ static inline void attention_find_coarse(attention *a, int t) {
     free(part);
 }
 
-/* ---- what is said ---- */
+/* ---- evidence ---- */
 
 static inline const char *attention_name(int t) {
     return attention_tensors[ATTEND_INPUTS + t].name;
@@ -647,7 +652,7 @@ static inline void attention_place(const attention *a, int t, int64_t row, char 
              (long long)(p->kv_head[head / per] * per + head % per));
 }
 
-/* How far it is and, if that is too far, where: the first place with both numbers. */
+/* Says the distance of tensor t and, if it is wrong, its first wrong row and its worst row. */
 static inline void attention_say_tensor(attention *a, int t) {
     int64_t n = attend_width(&a->whole, t), most = 0, row;
     const double *got, *want;
@@ -734,7 +739,8 @@ static inline int attention_finite(const attend *p) {
 
 /* ---- wrong: which mistake ---- */
 
-/* Gradients that are right for the out, or the out and lse, of the dump. */
+/* Marks gradients that follow from the dump's wrong out, or out and lse: the backward pass is
+   right. */
 static inline int attention_follow(attention *a, attend_case *c) {
     const attend *p = c->p;
     attend_way w = attend_right_way(p);
@@ -756,7 +762,7 @@ static inline int attention_follow(attention *a, attend_case *c) {
     return 0;
 }
 
-/* A tensor that is open has no mistake yet that gives it. */
+/* Whether an open (wrong) tensor is not explained by any mistake yet. */
 static inline int attention_is_open(const attention *a, const attend_case *c) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         int found = 0;
@@ -767,7 +773,7 @@ static inline int attention_is_open(const attention *a, const attend_case *c) {
     return 0;
 }
 
-/* A whole kv head takes long: what gave out, lse or dq of the rows comes first. */
+/* A whole kv head takes long: first try mistakes that explain out, lse or dq of the queries. */
 static inline int attention_try_in_turn(attention *a, attend_case *c) {
     c->likely_alone = c->p == &a->keys;
     c->forward_is_right = c->likely_alone && a->whole.got[ATTEND_OUT] &&
@@ -778,7 +784,7 @@ static inline int attention_try_in_turn(attention *a, attend_case *c) {
     return attend_try_all(c);
 }
 
-/* All mistakes on one part, for the tensors in `of`. 0, or -1 with the error. */
+/* Tries all mistakes on one sample, for tensors in `of` (OF_...). 0, or -1 with the error. */
 static inline int attention_try(attention *a, const attend *p, int of) {
     attend_case c;
     int status = attend_case_begin(&c, p, -1);
@@ -796,7 +802,7 @@ static inline int attention_try(attention *a, const attend *p, int of) {
     return status ? attention_no_memory(a) : 0;
 }
 
-/* A row's right place may be any: looked for in the whole. */
+/* A moved row may come from anywhere, so it is searched in whole, not in a sample. */
 static inline void attention_try_moved(attention *a) {
     attend_case c = a->right;
     c.fits = &a->fits;
@@ -840,8 +846,8 @@ static inline int64_t attention_count_off(const attention *a, int t) {
     return count;
 }
 
-/* Whether rounding of a lower precision explains it: such is as large as that, and in F32,
-   where it is by far larger than the limit, most rows show it. */
+/* Whether a level's lower precision explains the distance: it is within the level's limit and
+   not far below. In F32, whose own limit is far smaller, most rows must exceed that, too. */
 static inline int attention_is_coarse(const attention *a, int t, int level) {
     const attend_limits *limits = &a->limits[level];
     if (!(attention_times(&a->distance[t], limits, t) <= 1)) return 0;
@@ -849,7 +855,8 @@ static inline int attention_is_coarse(const attention *a, int t, int level) {
     return a->kernel[0].bits < 24 || 2 * attention_count_off(a, t) > attend_rows(&a->whole, t);
 }
 
-/* At one level of precision. */
+/* Names the mistakes that explain each wrong tensor within one level's limits. If none does,
+   the tensor may be marginal. */
 static inline void attention_solve(attention *a, int level) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         if (a->solved[t] || !attention_is_wrong(a, t)) continue;
@@ -857,7 +864,7 @@ static inline void attention_solve(attention *a, int level) {
             a->named[t][m] = attention_matches(a, t, m, &a->limits[level]);
             a->solved[t] |= a->named[t][m];
         }
-        if (a->solved[t]) continue; /* VERDICT_WRONG */
+        if (a->solved[t]) continue; /* it is 1, VERDICT_WRONG */
         if (level ? attention_is_coarse(a, t, level)
                   : !a->coarse[t] && attention_times(&a->distance[t], &a->limits[0], t) <= 1.5)
             a->solved[t] = VERDICT_MARGINAL;
@@ -877,7 +884,7 @@ static inline int attention_is_unsolved(const attention *a) {
     return 0;
 }
 
-/* The tensor is as a mistake of rounding would make it. */
+/* Names a rounding mistake if the tensor is within the limits of a kernel that makes it. */
 static inline void attention_solve_rounding(attention *a, int t, const char *name,
                                             const attend_limits *limits) {
     int m = (int)(mistake_named(name) - mistakes);
@@ -890,7 +897,8 @@ static inline void attention_solve_rounding(attention *a, int t, const char *nam
              limits->all[t]);
 }
 
-/* Within what the rounding of a mistake makes of tensors `of`: it is named. */
+/* Names a rounding mistake for those tensors with of[t] = 1 that are within the limits of
+   `kernel`, which makes the mistake. */
 static inline int attention_try_rounding(attention *a, const char *name, const int *of,
                                          const attend_kernel *kernel) {
     attend_limits limits = {{0}, {0}};
@@ -902,13 +910,13 @@ static inline int attention_try_rounding(attention *a, const char *name, const i
         if (!of[t]) continue;
         attention_solve_rounding(a, t, name, &limits);
         if (a->solved[t] || !a->coarse[t]) continue;
-        a->limits[0].all[t] = limits.all[t]; /* in which another mistake may be found */
+        a->limits[0].all[t] = limits.all[t]; /* to find another mistake within these */
         a->limits[0].row[t] = limits.row[t];
     }
     return 0;
 }
 
-/* Tensors whose numbers show it. */
+/* Tries rounding mistakes, of tensors and of partial results, where numbers have few bits. */
 static inline int attention_try_coarse(attention *a) {
     attend_kernel kernel = a->kernel[0];
     int of[ATTEND_TENSORS] = {0};
@@ -930,8 +938,8 @@ static inline int attention_try_coarse(attention *a) {
     return 0;
 }
 
-/* Outputs of hops that were rounded before they were put together. In F32 numbers have to show
-   it, as kernels of coarse products are as far away. */
+/* Tries partial results that are rounded before the merge of hops. Not in F32, where products
+   in TF32 or BF16 give a similar distance: there, only the bits of numbers are evidence. */
 static inline int attention_try_partials(attention *a) {
     attend_kernel kernel = a->kernel[0];
     int of[ATTEND_TENSORS];
@@ -956,7 +964,7 @@ static inline void attention_say_mistake(attention *a, int m, const int *most, i
     verdict_say(a->v, "%s gives this %s%s", mistakes[m].name, text, form);
 }
 
-/* Of what fits a tensor, what fits most tensors. */
+/* Of the mistakes that explain a tensor, names those that explain the most tensors. */
 static inline void attention_name_mistakes(attention *a) {
     int most[ATTEND_TENSORS] = {0}, count[MISTAKES] = {0};
     for (int m = 0; m < MISTAKES; m++)
@@ -967,7 +975,7 @@ static inline void attention_name_mistakes(attention *a) {
     for (int m = 0; m < MISTAKES; m++) attention_say_mistake(a, m, most, count[m]);
 }
 
-/* "out, lse": those of the wrong tensors that `is` says. */
+/* "out, lse": the wrong tensors for which is() holds; NULL: none. */
 static inline const char *attention_list(const attention *a, char *text, size_t size,
                                          int (*is)(const attention *a, int t)) {
     *text = 0;
@@ -1047,9 +1055,9 @@ static inline int attention_diagnose(attention *a) {
     return 0;
 }
 
-/* ---- all of it ---- */
+/* ---- one micro-batch ---- */
 
-/* Without cu_seqlens a row is one document if positions say so; it may be packed else. */
+/* Without cu_seqlens, a row may be packed unless its positions are 0, 1, 2, ... to its end. */
 static inline int attention_may_be_packed(const dump_row *row) {
     if (row->docs) return 0;
     for (int64_t t = 0; row->positions && t < row->tokens; t++)
@@ -1092,6 +1100,9 @@ static inline int attention_is_held(const attention *a) {
     return 1;
 }
 
+/* A tensor beyond its limit makes the verdict marginal. Mistakes are tried only then, as they
+   take longest; the verdict becomes wrong unless attention_diagnose finds all of these tensors
+   marginal. */
 static inline int attention_compare(attention *a) {
     int vacuous, exchanges = 0;
     if (attention_load_parts(a, NULL, 0, a->whole.kv_head[a->whole.kv_heads / 2])) return -1;
@@ -1130,7 +1141,7 @@ static inline void attention_end(attention *a) {
     free(a);
 }
 
-/* Whether every token of a document is where index says, once. */
+/* Whether the ranks hold every token of the documents, and each once. */
 static inline int attention_is_placed(const dump_row *row, const dump_places *found) {
     for (int64_t t = 0; t < row_end(row); t++)
         if (row->rank[t] < 0) return 0;
@@ -1153,7 +1164,7 @@ static inline void attention_judge(attention *a, const dump_places *found) {
         attention_compare(a);
 }
 
-/* Of one micro-batch and replica; d->error where a file is damaged. */
+/* Judges one micro-batch of one replica. Sets d->error if a file is bad or memory is out. */
 static inline void check_attention(stage *s, dump *d, const dump_row *row,
                                    const dump_places *found, int64_t dp, int64_t micro) {
     attention *a = (attention *)calloc(1, sizeof *a);

@@ -1,29 +1,31 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* attention_limits.h - how far a right answer may be away from the exact one: as far as the
- * rounding of a fast kernel makes it, which is tried out on the numbers of the dump.
+/* attention_limits.h - how far a right answer may be from the exact one. A simulated fast
+ * kernel, with its rounding, measures this on the numbers of the dump.
  *
- * The kernel that is tried: sums in F32 (of F64: in F64); probabilities and ds in the type of
+ * The simulated kernel: sums in F32 (F64 for F64); probabilities and ds rounded to the type of
  * q, k and v before they are multiplied; outputs of hops merged in F32, or one pass over all
- * keys; out and gradients in their own types. Each rounding of these goes up or down at random,
- * sums are rounded after each term or, in low precision, after four. The limit is LIMIT_TIMES
- * the largest distance of several seeds, of the whole tensor (relative, L2) and of its rows (by
- * the size of their terms) each.
+ * keys; out and gradients rounded to their own types. These roundings go up or down at random.
+ * Sums are rounded after each term or, in low precision, after four. The limit is LIMIT_TIMES
+ * the largest distance over LIMIT_SEEDS seeds, once for the whole tensor (relative, L2) and
+ * once for its worst row (relative to the size of the row's terms).
  *
- * Few rows show the size of their rounding by luck alone. dq of a query that sees one key is 0,
- * what is left of dout . v - dout . out: one random number, and the trial's may be near 0. So
- * the limit is never below what LIMIT_ROUNDINGS roundings of the terms' size come to. These
- * are u = 2^-24 of it at most, of F64 2^-53, u / sqrt(3) on the average, and 6 of such standard
- * deviations are met by one row in 1e9: 6 u sqrt(8 / 3) = 9.8 u. The whole of N rows is near
- * the mean of their squares, which strays by sqrt(2 / N). Roundings: dout . v and dout . out,
- * in which partial sums of terms of any sign stay below the product of both lengths; out, the
- * weight, its score, the product with k or q, the sum, a merge. What a weight is off by grows
- * with its score s and lse: u s of each. Among many rows the trial shows that; where keys are
- * fewer than LIMIT_FEW_ROWS, 2 s^2 of the largest s are added to the 8. */
+ * With few rows this may be too small by chance. Example: a query sees one key, so its dq is 0.
+ * A kernel gives the rounding error of dout . v - dout . out, one random number, which may be
+ * near 0 in the simulation. So the limit has a floor: LIMIT_ROUNDINGS independent roundings of
+ * the terms. One rounding is at most u = 2^-24 (F64: 2^-53) relative to the terms' size, and
+ * its standard deviation is u / sqrt(3). One row in 1e9 exceeds 6 standard deviations, so a
+ * row's floor is 6 u sqrt(8 / 3) = 9.8 u. The mean square of N rows has the relative standard
+ * deviation sqrt(2 / N). The 8 roundings: dout . v and dout . out (their partial sums, of terms
+ * of any sign, stay below the product of both lengths); out, the weight, its score, the product
+ * with k or q, the sum, a merge. The error of a weight grows with its score s and with lse, by
+ * u s each. With many rows the simulation shows this; with fewer than LIMIT_FEW_ROWS rows of k,
+ * 2 s^2 of the largest s are added to the 8. */
 #ifndef ORACLE_ATTENTION_LIMITS_H
 #define ORACLE_ATTENTION_LIMITS_H
 #include "dense_attention.h"
 
-/* LIMIT_RANGE: what is nearer than the limit by that was not made by that rounding. */
+/* LIMIT_RANGE: a distance below 1 / LIMIT_RANGE of the limit for a lower precision was not made
+   by rounding to that precision. */
 enum {
     LIMIT_SEEDS = 4,
     LIMIT_TIMES = 3,
@@ -35,37 +37,37 @@ enum {
     LIMIT_FEW_ROWS = 64
 };
 
-/* Terms of a row that are smaller are taken to be as large: F32 has no number below 2^-126 that
-   kernels do not take for 0, and such a row is right if it is 0. */
+/* Lower bound for the size of a row's terms. Kernels flush F32 numbers below 2^-126 to 0, so a
+   row of tiny terms is right if it is 0. */
 #define LIMIT_LEAST 0x1p-100
 
 /* How far an answer is from another. */
 typedef struct attend_distance {
     double all, row; /* of the whole; of the worst row */
     int64_t worst;   /* which row that is */
-    double lost;     /* size of all terms by that of what they leave */
-    double rows;     /* so many rows of one size would have terms that differ as much */
+    double lost;     /* size of the terms / size of the tensor: large if terms cancel */
+    double rows;     /* effective number of rows: (sum of scale^2)^2 / sum of scale^4 */
 } attend_distance;
 
 typedef struct attend_limits {
     double all[ATTEND_TENSORS], row[ATTEND_TENSORS];
 } attend_limits;
 
-/* What a kernel computes in. */
+/* The precision of a simulated kernel. */
 typedef struct attend_kernel {
     int bits;                     /* of products' factors: 8, 11, 24 or 53 */
     int half_range;               /* F16 */
     int scores;                   /* scores in that type, too */
     int in_bits[ATTEND_INPUTS];   /* of the numbers in the dump */
-    int own_bits[ATTEND_TENSORS]; /* of what was dumped; 0: all are 0 */
-    int bits_of[ATTEND_TENSORS];  /* what it may be rounded to */
-    int partials;                 /* what each hop gives is rounded to so many; 0: it is not */
+    int own_bits[ATTEND_TENSORS]; /* of the dumped tensors; 0: all numbers are 0 */
+    int bits_of[ATTEND_TENSORS];  /* to which the kernel may round the tensor */
+    int partials;                 /* bits of each hop's results; 0: those of sums */
 } attend_kernel;
 
 /* ---- distances ---- */
 
-/* Squares of got - want and of want in a row. Two numbers that are not finite differ by
-   nothing if they are alike: right ones are finite. */
+/* Sums of squares in a row: returns that of got - want; *size: that of want. Equal Inf or NaN
+   count as no difference: only a mistake has them in want, the right answer is finite. */
 static inline double attend_squares(const double *got, const double *want, int64_t n,
                                     double *size) {
     double distance = 0;
@@ -83,7 +85,8 @@ static inline double attend_ratio(double distance, double size) {
     return distance == 0 ? 0 : size > 0 ? distance / size : INFINITY;
 }
 
-/* scale: of the right answer. mistake: terms of `want` may be larger than those. */
+/* scale: of the right answer. mistake: want has a mistake, and its terms may be larger than
+   scale says; so the size of want is added. */
 static inline attend_distance attend_measure(const attend *p, int tensor, const double *got,
                                              const double *want, const double *scale,
                                              int mistake) {
@@ -110,12 +113,12 @@ static inline attend_distance attend_measure(const attend *p, int tensor, const 
 
 /* ---- hops ---- */
 
-/* Rank r meets rank r - hop's keys in hop `hop`, counted round and round. */
+/* The hop in which `rank` attends to the keys of rank `source`. */
 static inline int64_t attend_hop(const attend *p, int64_t rank, int64_t source) {
     return (rank - source + p->ranks) % p->ranks;
 }
 
-/* What both halves of each rank see in hops first to last. */
+/* Sets sees (attend_way.sees) to exactly the hops from first to last. */
 static inline void attend_see_hops(const attend *p, unsigned char *sees, int64_t first,
                                    int64_t last) {
     for (int64_t n = 0; n < 2 * p->ranks * p->ranks; n++) {
@@ -124,7 +127,7 @@ static inline void attend_see_hops(const attend *p, unsigned char *sees, int64_t
     }
 }
 
-/* ---- a kernel tried out ---- */
+/* ---- the simulated kernel ---- */
 
 typedef struct attend_trial_run {
     attend p; /* with inputs in the kernel's type */
@@ -134,7 +137,7 @@ typedef struct attend_trial_run {
     attend_answer part, whole;
     double *delta;
     unsigned char *sees;
-    int64_t hops; /* several of the ring's at a time where there are many */
+    int64_t hops; /* at most LIMIT_HOPS; each may join several hops of the ring */
 } attend_trial_run;
 
 static inline attend_noise attend_noise_of(const attend_kernel *k, int seed) {
@@ -150,11 +153,11 @@ static inline attend_noise attend_noise_of(const attend_kernel *k, int seed) {
                       .exp_factor = 1,
                       .tanh_factor = 1};
     if (n.sums == 53) return n;
-    n.exp_factor = 1 + (seed % 2 ? 0x1p-22 : -0x1p-22); /* that of GPUs has two units */
+    n.exp_factor = 1 + (seed % 2 ? 0x1p-22 : -0x1p-22); /* GPU exp may err by 2 ulp */
     n.tanh_factor = 1 + (seed % 2 ? 1 : -1) * (k->bits < 24 ? 0x1p-11 : 0x1p-22);
     n.nearest.mask = n.cut.mask = ~((UINT64_C(1) << 29) - 1);
     n.nearest.add = UINT64_C(1) << 28;
-    /* tensor cores cut off */
+    /* tensor cores truncate */
     n.cut.add = k->bits < 24 && seed % 2 ? 0 : n.nearest.add;
     return n;
 }
@@ -180,7 +183,7 @@ static inline int attend_round_inputs(attend_trial_run *r, const attend *p) {
     return 0;
 }
 
-/* A hop's out and lse into those of the hops before: rows of one query and head. */
+/* Merges a hop's out and lse of one query and head into those of the hops before. */
 static inline void attend_merge(attend_trial_run *r, int64_t at) {
     attend_noise *noise = &r->noise;
     double *lse = &r->whole.x[ATTEND_LSE][at], part = r->part.x[ATTEND_LSE][at], weight;
@@ -252,7 +255,8 @@ static inline void attend_trial_end(attend_trial_run *r) {
     free(r->sees);
 }
 
-/* One seed. 0, or -1: no memory. To be ended in either case. */
+/* Runs the simulated kernel with one seed. 0, or -1: no memory. Call attend_trial_end in either
+   case. */
 static inline int attend_try(attend_trial_run *r, const attend *p, const attend_kernel *kernel,
                              const attend_way *way, int seed) {
     memset(r, 0, sizeof *r);
@@ -261,7 +265,7 @@ static inline int attend_try(attend_trial_run *r, const attend *p, const attend_
     r->kernel = *kernel;
     r->noise = attend_noise_of(kernel, seed);
     r->hops = p->ranks < LIMIT_HOPS ? p->ranks : LIMIT_HOPS;
-    if (seed % 2 && !kernel->partials) r->hops = 1; /* k and v are gathered before */
+    if (seed % 2 && !kernel->partials) r->hops = 1; /* as after an all-gather of k and v */
     r->way = *way;
     r->way.sees = r->sees = (unsigned char *)malloc((size_t)(2 * p->ranks * p->ranks));
     r->delta = attend_zeros(attend_rows(p, ATTEND_LSE));
@@ -270,7 +274,7 @@ static inline int attend_try(attend_trial_run *r, const attend *p, const attend_
     return p->backward ? attend_try_backward(r) : 0;
 }
 
-/* What roundings of the terms' size come to, by luck of one row or of all. */
+/* Raises the limits of the whole and of a row to their floor: see the top of this file. */
 static inline void attend_limit_floor(const attend_kernel *k, double roundings,
                                       const attend_distance *f, double *all, double *row) {
     double deviation = ldexp(1, k->bits == 53 ? -53 : -24) * sqrt(roundings / 3);
@@ -289,15 +293,15 @@ static inline double attend_roundings(const attend *p, const attend_answer *righ
 
 static inline void attend_limit_tensor(const attend_kernel *kernel, int t, double roundings,
                                        const attend_distance *f, attend_limits *limits) {
-    double unit = ldexp(1, -kernel->bits_of[t]); /* one rounding is fine */
+    double unit = ldexp(1, -kernel->bits_of[t]); /* one rounding to its type is allowed */
     limits->all[t] = fmax(limits->all[t], fmax(unit, LIMIT_TIMES * f->all));
     limits->row[t] = fmax(limits->row[t], fmax(unit, LIMIT_TIMES * f->row));
     if (t != ATTEND_LSE)
         attend_limit_floor(kernel, roundings, f, &limits->all[t], &limits->row[t]);
 }
 
-/* Of tensors `from` and on that p shows. way: the right one, perhaps of one head a group alone.
-   0, or -1: no memory. */
+/* Raises the limits of the tensors from number `from` on that p shows. way: the right one, of
+   all heads or of one head in each group. 0, or -1: no memory. */
 static inline int attend_limit(const attend *p, const attend_way *way,
                                const attend_answer *right, const attend_kernel *kernel,
                                int from, attend_limits *limits) {

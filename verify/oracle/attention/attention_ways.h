@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* attention_ways.h - what each mistake makes of q, k, v and dout, and how far the dump is from
- * that. Hop s of rank r of P is its meeting with the keys of rank (r - s) mod P. */
+/* attention_ways.h - recomputes attention with each known mistake and measures how far the dump
+ * is from the result. A form is a variant of a mistake. In hop s, rank r of P attends to the
+ * keys of rank (r - s) mod P. */
 #ifndef ORACLE_ATTENTION_WAYS_H
 #define ORACLE_ATTENTION_WAYS_H
 #include "attention_limits.h"
 #include "oracle/verdict/mistakes.h"
 
-/* The form of a mistake that is nearest to a tensor of the dump. */
+/* Of one tensor and one mistake: the form nearest to the dump. */
 typedef struct attend_fit {
     attend_distance distance;
     char form[72];
@@ -14,21 +15,21 @@ typedef struct attend_fit {
 
 typedef struct attend_matches {
     attend_fit of[ATTEND_TENSORS][MISTAKES];
-    attend_distance right[ATTEND_TENSORS]; /* the right answer, on the same rows */
+    attend_distance right[ATTEND_TENSORS]; /* of the right answer, on the same rows */
     attend_limits limits;
 } attend_matches;
 
 /* The part of a sequence on which mistakes are tried out. */
 typedef struct attend_case {
     const attend *p;
-    attend_answer right, x; /* x: of the mistake */
+    attend_answer right, x; /* x: with a mistake */
     double *right_delta, *delta;
     attend_matches *fits;
-    int open[ATTEND_TENSORS]; /* wrong, and shown here */
-    int forward_is_right;     /* out was judged elsewhere, and is right */
-    int likely_alone;         /* mistakes that gave no other tensor are left out */
-    double most;              /* multiplications that one way may take */
-    int left_out;             /* ways that would take more */
+    int open[ATTEND_TENSORS]; /* wrong in the dump, and this part shows it */
+    int forward_is_right;     /* the dump's out is right: only the backward pass may be wrong */
+    int likely_alone;         /* long trials only of mistakes that match out, lse or dq */
+    double most;              /* most multiplications for one trial */
+    int left_out;             /* trials that would exceed it */
 } attend_case;
 
 enum {
@@ -47,7 +48,7 @@ static inline int attend_open(const attend_case *c, int of) {
     return 0;
 }
 
-/* Of one tensor: remembered where it is nearer than other forms of the same mistake. */
+/* Records this form for tensor t if it is nearer to the dump than the mistake's other forms. */
 static inline void attend_consider_tensor(attend_case *c, int t, const char *name,
                                           const char *form, const double *x) {
     attend_fit *fit = &c->fits->of[t][mistake_named(name) - mistakes];
@@ -65,7 +66,7 @@ static inline void attend_consider(attend_case *c, int of, const char *name, con
         if (of & (1 << t) && a->x[t]) attend_consider_tensor(c, t, name, form, a->x[t]);
 }
 
-/* ---- a whole mistake: forward, and backward with the out and lse that it gave ---- */
+/* ---- a mistake in both passes: backward uses the wrong out and lse of forward ---- */
 
 /* Multiplications of one pass forward and backward. */
 static inline double attend_cost(const attend *p, const attend_way *w) {
@@ -78,14 +79,14 @@ static inline double attend_cost(const attend *p, const attend_way *w) {
            (p->backward ? attend_shows(p, ATTEND_DK) ? 4 : 3 : 1);
 }
 
-/* Too much work to be tried. */
+/* Whether a trial costs too much; if so, counts it in left_out. */
 static inline int attend_is_long(attend_case *c, double cost) {
     if (cost <= c->most) return 0;
     c->left_out++;
     return 1;
 }
 
-/* Whether the mistake gives out, lse or dq, so that a long pass is worth its time. */
+/* Whether the mistake already matches out, lse or dq: then a long pass is worth its time. */
 static inline int attend_is_likely(const attend_case *c, const char *name) {
     for (int t = 0; t < ATTEND_DK; t++)
         if (c->fits->of[t][mistake_named(name) - mistakes].distance.all <=
@@ -94,7 +95,7 @@ static inline int attend_is_likely(const attend_case *c, const char *name) {
     return 0;
 }
 
-/* Whether a form of it gives all that is open: others need no trial. */
+/* Whether the mistake already matches every open tensor: then its other forms are not tried. */
 static inline int attend_is_found(const attend_case *c, const char *name) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         const attend_distance *distance =
@@ -114,14 +115,14 @@ static inline int attend_try_both(attend_case *c, const char *name, const char *
     attend_consider(c, OF_FORWARD, name, form, &c->x);
     if (attend_work(c->p) > ATTEND_LARGE && attend_open(c, OF_FORWARD) &&
         !attend_is_likely(c, name))
-        return 0; /* its gradients are of another out */
+        return 0; /* the dump's gradients do not come from this out */
     if (!c->p->backward) return 0;
     if (attend_gradients(c->p, w, &c->x, c->delta)) return -1;
     attend_consider(c, OF_BACKWARD, name, form, &c->x);
     return 0;
 }
 
-/* And with the right out and lse. */
+/* Tries a mistake in both passes, then in backward alone with the right out and lse. */
 static inline int attend_try_way(attend_case *c, const char *name, const char *form,
                                  const attend_way *w) {
     char alone[72];
@@ -140,7 +141,7 @@ static inline int attend_try_way(attend_case *c, const char *name, const char *f
 static inline int attend_try_sights(attend_case *c) {
     static const struct {
         const char *name, *form;
-        int sight, window, ranks; /* 1: only with a window, with several ranks */
+        int sight, window, ranks; /* window, ranks: 1 if it needs a window, several ranks */
     } table[] = {{"documents_ignored", "", SEES_ANY_DOCUMENT, 0, 0},
                  {"looks_ahead", "", SEES_AHEAD, 0, 0},
                  {"mask_missing", "", SEES_ANY_DOCUMENT | SEES_AHEAD, 0, 0},
@@ -161,8 +162,9 @@ static inline int attend_try_sights(attend_case *c) {
     return 0;
 }
 
-/* Rows that are compared where a kernel has keys of all ranks: behind each other in the order
-   of ranks. rows[0], rows[1]: of queries and keys. Whether that differs from places. */
+/* Row numbers that a kernel compares after an all-gather of the keys in rank order: rows[0] of
+   queries, rows[1] of keys. Returns whether any differs from the global position; if none does,
+   the mask is right. */
 static inline int attend_gathered_rows(const attend *p, int form, int64_t *const *rows) {
     int differs = 0;
     for (int64_t t = 0; t < p->end; t++) {
@@ -199,7 +201,6 @@ static inline int attend_try_gathered(attend_case *c) {
     return status;
 }
 
-/* Bounds that are one off. */
 static inline int attend_try_off_by_one(attend_case *c) {
     attend_way next = attend_right_way(c->p), before = next, wide = next, narrow = next;
     next.ahead = 1;
@@ -214,7 +215,8 @@ static inline int attend_try_off_by_one(attend_case *c) {
                          : 0;
 }
 
-/* Heads as ranks of Ulysses have them, kv heads that several ranks need. */
+/* With Ulysses a rank holds heads / P query heads, and several ranks may need a copy of one kv
+   head. Tries wrong choices of that kv head. */
 static inline int attend_try_heads_of_ranks(attend_case *c) {
     static const char *const forms[] = {"rank r takes kv head r mod kv_heads",
                                         "each rank counts kv heads from 0"};
@@ -231,14 +233,15 @@ static inline int attend_try_heads_of_ranks(attend_case *c) {
     return 0;
 }
 
-/* k and v of another hop, where shares are equal. */
+/* k and v of the previous or next hop. Only with equal shares: each row then has a counterpart
+   on every rank. */
 static inline int attend_try_hops_stale(attend_case *c) {
     attend_way before = attend_right_way(c->p), after = before;
     for (int64_t r = 0; r < c->p->ranks; r++)
         if (c->p->held[r] != c->p->held[0]) return 0;
     before.own_kv = OF_HOP_BEFORE;
     after.own_kv = OF_HOP_AFTER;
-    if (c->p->ranks < 3) return 0; /* the one before is the own */
+    if (c->p->ranks < 3) return 0; /* with 2 ranks this is OWN_KV */
     if (attend_try_way(c, "stale_kv", "those of the hop before", &before)) return -1;
     return attend_try_way(c, "stale_kv", "those of the hop after", &after);
 }
@@ -275,7 +278,7 @@ enum {
     TAKEN
 };
 
-/* Place of row `local` of `n` on this rank in a text that is split so. */
+/* Global position of row `local` of `n` on this rank if the sequence is split by `layout`. */
 static inline int64_t attend_taken(int layout, int64_t rank, int64_t ranks, int64_t n,
                                    int64_t local) {
     int64_t half = n / 2;
@@ -284,7 +287,7 @@ static inline int64_t attend_taken(int layout, int64_t rank, int64_t ranks, int6
     return local < half ? rank * half + local : (2 * ranks - 1 - rank) * half + local - half;
 }
 
-/* The same for documents that are split one by one. */
+/* The same if each document is split by itself. */
 static inline int64_t attend_taken_each(const attend *p, int layout, int64_t rank,
                                         int64_t local) {
     const int64_t *cu = p->row->cu_seqlens;
@@ -294,7 +297,8 @@ static inline int64_t attend_taken_each(const attend *p, int layout, int64_t ran
                                 local - cu[d] / p->ranks);
 }
 
-/* Whether the row could be split so: equal shares of all, or of each document. */
+/* Whether the ranks' shares fit the layout: equal shares of the row or, for _EACH, of each
+   document. */
 static inline int attend_may_be_taken(const attend *p, int layout) {
     int64_t by = layout == TAKEN_ZIGZAG || layout == TAKEN_ZIGZAG_EACH ? 2 * p->ranks
                                                                        : p->ranks;
@@ -333,7 +337,8 @@ static inline int attend_try_layouts(attend_case *c) {
 
 /* ---- halves ---- */
 
-/* Bits of what a half of a rank sees of a source's halves, with the mistake. */
+/* With the mistake: which halves of rank source's keys a half of rank's queries sees. 1: the
+   first half, 2: the second, 3: both. */
 typedef unsigned char (*attend_seen)(int64_t half, int64_t rank, int64_t source);
 static inline unsigned char seen_own(int64_t half, int64_t rank, int64_t source) {
     return (void)half, rank == source ? 3 : 0;
@@ -354,12 +359,15 @@ static inline unsigned char seen_not_of_later(int64_t half, int64_t rank, int64_
     return source > rank && half == 1 ? 0 : 3;
 }
 
+/* Mistakes that hide keys from queries, by halves of a rank's share as in the zigzag layout.
+   Each is a table of what is seen (attend_way.sees). own_tokens_only is not tried in backward
+   alone, where it equals dq_of_one_hop and others. */
 static inline int attend_try_seen(attend_case *c) {
     static const struct {
         const char *name, *form;
         attend_seen seen;
     } table[] = {
-        {"own_tokens_only", "", seen_own}, /* backward alone it is dq_of_one_hop and others */
+        {"own_tokens_only", "", seen_own}, /* in both passes only */
         {"half_not_exchanged", "the first halves alone travel", seen_first_halves},
         {"half_not_exchanged", "the second halves alone travel", seen_second_halves},
         {"half_not_updated", "the second half is not", seen_by_first_half},
@@ -387,10 +395,10 @@ enum { DELTA_OF_HOP, BOTH_OF_HOP, LSE_OF_HOP, AVERAGED, HOP_WAYS };
 
 typedef struct attend_hops {
     attend_case *c;
-    attend_answer part, mean, halves, naive, best; /* best: with the hops that seem lost */
+    attend_answer part, mean, halves, naive, best; /* best: without the hops that seem lost */
     attend_answer ways[HOP_WAYS];
-    double *met;                   /* (queries, heads) in how many hops a query saw a key */
-    double *lse, *delta, *nearest; /* nearest: (ranks) how far best is */
+    double *met;                   /* (queries, heads) number of hops in which it saw a key */
+    double *lse, *delta, *nearest; /* nearest: (ranks) squared distance of best to the dump */
     unsigned char *sees;
     int64_t *lost; /* (ranks) the hop that each rank seems to lack; 0: none */
     int overflowed;
@@ -428,7 +436,8 @@ static inline void attend_hops_end(attend_hops *h) {
     free(h->lost);
 }
 
-/* new lse = lse + log(1 + exp(part - lse)) in F32, as it was written before it was mended. */
+/* Merges a hop by new lse = lse + log(1 + exp(part - lse)), as early ring attention code did in
+   F32: exp overflows above 88.7. */
 static inline void attend_merge_naively(attend_hops *h, int64_t at, double part,
                                         const double *own) {
     int64_t n = h->c->p->out_dim;
@@ -445,14 +454,14 @@ static inline void attend_merge_naively(attend_hops *h, int64_t at, double part,
     *lse = sum;
 }
 
-/* One hop's out and lse of a query and head, put to the others in wrong ways. */
+/* Merges one hop's out and lse of a query and head with earlier hops' in several wrong ways. */
 static inline void attend_put_hop(attend_hops *h, int64_t at) {
     int64_t n = h->c->p->out_dim;
     double part = h->part.x[ATTEND_LSE][at], *own = h->part.x[ATTEND_OUT] + at * n;
     double *mean = h->mean.x[ATTEND_OUT] + at * n, *halves = h->halves.x[ATTEND_OUT] + at * n;
     if (part == -INFINITY) return;
     attend_merge_naively(h, at, part, own);
-    h->halves.x[ATTEND_LSE][at] = part; /* that of the last hop */
+    h->halves.x[ATTEND_LSE][at] = part; /* for lse_of_last_hop */
     for (int64_t i = 0; i < n; i++) {
         mean[i] += own[i];
         halves[i] = h->met[at] == 0 ? own[i] : (halves[i] + own[i]) / 2;
@@ -460,7 +469,8 @@ static inline void attend_put_hop(attend_hops *h, int64_t at) {
     h->met[at]++;
 }
 
-/* lse and delta of one way's backward pass in this hop. */
+/* The lse and delta that the backward pass `way` (DELTA_OF_HOP, ...) uses in this hop. AVERAGED
+   adds log P to lse, which divides the weights by P. */
 static inline void attend_hop_factors(attend_hops *h, int way) {
     const attend *p = h->c->p;
     attend_delta(p, h->part.x[ATTEND_OUT], h->delta);
@@ -495,7 +505,7 @@ static inline int attend_hop_backward(attend_hops *h, const attend_way *w, int64
     return 0;
 }
 
-/* Squares of the dump's distance from x, by ranks. */
+/* Adds to distance, (ranks), the squared distance of the dump's out from x. */
 static inline void attend_distance_by_rank(const attend *p, const double *x, double *distance) {
     int64_t n = p->out_dim;
     for (int64_t i = 0; i < attend_rows(p, ATTEND_OUT); i++) {
@@ -506,7 +516,8 @@ static inline void attend_distance_by_rank(const attend *p, const double *x, dou
     }
 }
 
-/* Without this hop: is any rank's out so? */
+/* Recomputes out without this hop. A rank seems to lack the hop if its out is then less than
+   half as far from the dump (0.25 of the square) as the best so far. */
 static inline int attend_lose_hop(attend_hops *h, attend_way *w, int64_t hop,
                                   double *distance) {
     attend_case *c = h->c;
@@ -542,6 +553,8 @@ static inline void attend_say_lost(const attend_hops *h, char *form, size_t size
                                      (long long)attend_hop(p, r, h->lost[r]));
 }
 
+/* hop_lost: ranks may lack different hops. So the forward pass finds for each rank the one hop
+   whose absence explains its out best; the backward pass then leaves out all of these. */
 static inline int attend_try_lost(attend_hops *h, attend_way *w) {
     attend_case *c = h->c;
     int64_t ranks = c->p->ranks, lost = 0;
@@ -589,7 +602,7 @@ static inline void attend_consider_merges(attend_hops *h) {
         attend_consider(c, OF_BACKWARD, "delta_of_hop", forms[i], &h->ways[i]);
 }
 
-/* Gradients of all keys by the queries of one rank. */
+/* dkv_not_returned: dk and dv of all keys from the queries of one rank alone. */
 static inline int attend_try_one_rank(attend_hops *h, attend_way *w) {
     attend_case *c = h->c;
     int64_t ranks = c->p->ranks;
@@ -640,7 +653,8 @@ static inline int attend_try_hops(attend_case *c) {
 
 /* ---- gradients, from the right ones ---- */
 
-/* The gradients of keys as they are when their last hop home is missing. */
+/* dk and dv if they stop on the ring before they reach their owner: rank r then has those of
+   rank (r + by) mod P. */
 static inline void attend_shift_home(attend_case *c, int64_t by) {
     const attend *p = c->p;
     int64_t wide = p->kv_heads * p->dim, narrow = p->kv_heads * p->out_dim;
@@ -671,7 +685,7 @@ static inline int attend_try_head_alone(attend_case *c) {
     return 0;
 }
 
-/* A tensor of c->x is that of the right answer times a factor. */
+/* Sets a tensor of c->x to the right answer's tensor `from` times a factor. */
 static inline void attend_times(attend_case *c, int from, int tensor, double factor) {
     int64_t n = attend_rows(c->p, tensor) * attend_width(c->p, tensor);
     for (int64_t i = 0; c->x.x[tensor] && i < n; i++)
@@ -689,6 +703,7 @@ static inline int attend_try_no_delta(attend_case *c) {
     return 0;
 }
 
+/* Mistakes in gradients alone. Most need no pass: they scale, swap or shift the right ones. */
 static inline int attend_try_gradients(attend_case *c) {
     const attend *p = c->p;
     if (!attend_open(c, OF_BACKWARD)) return 0;
@@ -745,7 +760,7 @@ enum { MOVED_ROWS = 48 };
 
 enum { LIKE_NONE = -1, LIKE_SEVERAL = -2 };
 
-/* The right row that this row of the dump is. */
+/* The row of the right answer that this row of the dump equals, within the limit. */
 static inline int64_t attend_row_like(const attend_case *c, int t, int64_t row) {
     int64_t n = attend_width(c->p, t), found = LIKE_NONE;
     const double *got = c->p->got[t] + row * n;
@@ -766,8 +781,9 @@ static inline int attend_is_off(const attend_case *c, int t, int64_t row) {
     return !(sqrt(distance) <= c->fits->limits.row[t] * c->right.scale[t][row]);
 }
 
-/* Rows that are off, evenly chosen: all of them are right ones of other places? heads: of
-   the same token alone. */
+/* tokens_permuted, heads_permuted: checks that up to MOVED_ROWS wrong rows, spread evenly, are
+   all right rows of other tokens or heads. heads_permuted, alone for dk and dv: of the same
+   token. */
 static inline void attend_try_moved(attend_case *c, int t) {
     int64_t rows = attend_rows(c->p, t), step = rows / MOVED_ROWS + 1, seen = 0, tokens = 0;
     int64_t heads = t < ATTEND_DK ? c->p->heads : c->p->kv_heads, first = -1, from = -1;
@@ -794,9 +810,10 @@ static inline void attend_try_moved(attend_case *c, int t) {
     snprintf(fit->form, sizeof fit->form, "%s", form);
 }
 
-/* ---- all of them ---- */
+/* ---- all mistakes ---- */
 
-/* With the right answer of all heads, or of one of each group. To be ended in either case. */
+/* Computes the right answer, of one head in each group or of all (only_head -1). Call
+   attend_case_end even if this fails. */
 static inline int attend_case_begin(attend_case *c, const attend *p, int64_t only_head) {
     int64_t rows = attend_rows(p, ATTEND_LSE);
     attend_way w = attend_right_way(p);
@@ -816,7 +833,7 @@ static inline void attend_case_end(attend_case *c) {
     free(c->delta);
 }
 
-/* A mistake of hops gives another tensor. */
+/* Whether a mistake that attend_try_hops tries already matches out, lse or dq. */
 static inline int attend_is_of_hops(const attend_case *c) {
     return attend_is_likely(c, "hop_lost") || attend_is_likely(c, "outputs_averaged") ||
            attend_is_likely(c, "delta_of_hop") || attend_is_likely(c, "dq_of_one_hop") ||

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* attention_where.h - what the wrong rows of a tensor have in common: heads, ranks, documents,
- * halves of shares, whose tokens they see or are seen by. For what has no name. */
+ * halves of ranks, ranks that they see or are seen by. For errors of no known mistake. */
 #ifndef ORACLE_ATTENTION_WHERE_H
 #define ORACLE_ATTENTION_WHERE_H
 #include <stdarg.h>
 #include "dense_attention.h"
 
 #ifndef WHERE_RANKS
-#define WHERE_RANKS 64 /* of a mask */
+#define WHERE_RANKS 64 /* bits of a mask */
 #endif
-enum { WHERE_RUNS = 3 }; /* that are listed */
+enum { WHERE_RUNS = 3 }; /* at most so many runs are listed */
 #ifndef WHERE_PAIRS
-#define WHERE_PAIRS 4e9 /* of tokens that are looked at */
+#define WHERE_PAIRS 4e9 /* pairs of query and key: no masks for more */
 #endif
 
-/* Rows that have a property: how many of them are wrong. */
+/* Of the rows or tokens with one property: how many are wrong, and how many there are. */
 typedef struct attend_tally {
     int64_t off, all;
 } attend_tally;
@@ -23,9 +23,9 @@ typedef struct attend_where_rows {
     const attend *p;
     const attend_side *side;
     const unsigned char *off; /* (rows) */
-    int64_t heads, per;       /* of a token; of each that was loaded */
-    int64_t count;            /* wrong ones */
-    int keys;                 /* rows of keys */
+    int64_t heads, per;       /* rows per token; rows per token and loaded kv head */
+    int64_t count;            /* wrong rows */
+    int keys;                 /* 1: a row belongs to a key (dk, dv); 0: to a query */
     char *text;
     size_t size;
 } attend_where_rows;
@@ -57,8 +57,8 @@ static inline int64_t attend_document_of(const attend *p, int64_t token) {
 
 /* ---- runs of numbers ---- */
 
-/* "; only heads 4..7, 9", if some of them have nothing wrong and those that have are few runs.
-   number: NULL, or what they are called. */
+/* Appends "; only heads 4..7 9" if some heads have no wrong row, and those with wrong rows form
+   at most WHERE_RUNS runs. number: numbers to print; NULL: the indices. */
 static inline void attend_say_runs(attend_where_rows *w, const attend_tally *t, int64_t n,
                                    const char *what, const int64_t *number) {
     int64_t runs = 0, clean = 0, end = 0;
@@ -118,7 +118,7 @@ static inline void attend_where_property(attend_where_rows *w, attend_property o
     free(t);
 }
 
-/* Documents that several ranks hold, if those alone are wrong. */
+/* Whether only documents that several ranks hold have wrong rows; appends that. */
 static inline int attend_where_cut(attend_where_rows *w) {
     const attend *p = w->p;
     int64_t docs = p->row->docs;
@@ -138,9 +138,10 @@ static inline int attend_where_cut(attend_where_rows *w) {
     return 1;
 }
 
-/* ---- by whom they see ---- */
+/* ---- by ranks that a token sees or is seen by ---- */
 
-/* Of each token of the row: bits of the ranks whose tokens it sees, or is seen by. */
+/* For each token, bits of ranks: a query's are those whose keys it sees, a key's those whose
+   queries see it. */
 static inline uint64_t *attend_masks(const attend_where_rows *w) {
     const attend *p = w->p;
     attend_way right = attend_right_way(p);
@@ -157,8 +158,8 @@ static inline uint64_t *attend_masks(const attend_where_rows *w) {
     return mask;
 }
 
-/* Whether of tokens with one of these bits, the own rank's apart, half are wrong and of the
-   others none. */
+/* Whether at least half of the tokens with one of these bits are wrong, and no other token. The
+   bit of a token's own rank does not count. */
 static inline int attend_is_of_mask(const attend_where_rows *w, const uint64_t *mask,
                                     uint64_t bits) {
     attend_tally in = {0, 0}, out = {0, 0};
@@ -189,7 +190,7 @@ static inline void attend_where_seen(attend_where_rows *w) {
     free(mask);
 }
 
-/* ---- all of it ---- */
+/* ---- the sentence ---- */
 
 /* "48 of 354 rows are wrong; only heads 4..5; only documents that are cut". 0: none is off. */
 static inline int attend_where(const attend *p, int t, const unsigned char *off, char *text,

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* dense_attention.h - attention recomputed from q, k and v, densely and in double: as it is right, as a
- * mistake makes it, or with the rounding of a fast kernel.
+/* dense_attention.h - recomputes attention from q, k and v, densely and in double: right, with
+ * a mistake, or with the rounding of a fast kernel.
  *
  *     s_ij = scale q_i . k_j, capped    p_ij = exp(s_ij - lse_i)    out_i = sum_j p_ij v_j
  *     delta_i = dout_i . out_i          ds_ij = scale p_ij (dout_i . v_j - delta_i)
  *     dq_i = sum_j ds_ij k_j    dk_j = sum_i ds_ij q_i    dv_j = sum_i p_ij dout_i
  *
- * Queries and keys lie in the order of ranks, each rank's in the order of its rows. A block of
- * queries meets a block of keys; both are of one half of one rank's rows. */
+ * Queries and keys are ordered by rank, then by local row (a row of the rank's share). Work
+ * goes by pairs of blocks, one of queries and one of keys. A block lies within one half of one
+ * rank's rows, so a mask by ranks and halves (attend_way.sees) holds for whole blocks. */
 #ifndef ORACLE_DENSE_ATTENTION_H
 #define ORACLE_DENSE_ATTENTION_H
 #include "oracle/report/progress.h"
 #include "oracle/dump/rows.h"
 
-/* Iterations of the loop that follows are independent; what failed is or-ed. Threads wait for
-   each other by spinning, which on a machine with other work costs more than little work. */
+/* Runs the next loop in parallel if is_large; `failed` is or-ed. Small loops use one thread:
+   OpenMP threads wait by spinning, which on a busy machine costs more than a small loop. */
 #ifdef _OPENMP
 #define SEQPAR_VERIFY_THREADS \
     _Pragma("omp parallel for schedule(dynamic, 1) reduction(| : failed) if (is_large)")
@@ -24,7 +25,7 @@
 
 enum { ATTEND_OUT, ATTEND_LSE, ATTEND_DQ, ATTEND_DK, ATTEND_DV, ATTEND_TENSORS };
 enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_DOUT, ATTEND_INPUTS };
-/* Of a block, at most. */
+/* Most queries, and most keys, in a block. */
 #ifndef ATTEND_QUERIES
 #define ATTEND_QUERIES 16
 #endif
@@ -34,7 +35,7 @@ enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_DOUT, ATTEND_INPUTS };
 
 typedef struct attend_block {
     int64_t begin, count;
-    int64_t rank, half; /* rank: of the sequence; half: 0 or 1, of that rank's rows */
+    int64_t rank, half; /* rank: counted from first_rank; half: 0 or 1, of its rows */
 } attend_block;
 
 typedef struct attend_side {
@@ -48,73 +49,76 @@ typedef struct attend {
     const dump_row *row;
     int64_t end; /* of the last document */
     int64_t ranks, first_rank;
-    int64_t *held; /* (ranks) rows */
+    int64_t *held; /* (ranks) number of rows on each */
     attend_side query, key;
-    int64_t kv_heads, group; /* loaded; query heads of each */
+    int64_t kv_heads, group; /* kv heads that are loaded; query heads per kv head */
     int64_t *kv_head;        /* (kv_heads) their numbers in the dump */
-    int all_heads;           /* those are all */
+    int all_heads;           /* all kv heads of the dump are loaded */
     int64_t heads;           /* kv_heads * group */
     int64_t dim, out_dim;    /* of q and k, of v and out */
     double *in[ATTEND_INPUTS];
-    double *got[ATTEND_TENSORS]; /* as dumped; NULL: not, or not looked at */
-    int backward;                /* dout is there */
+    double *got[ATTEND_TENSORS]; /* as dumped; NULL: not dumped, or not compared */
+    int backward;                /* the dump has dout and a gradient */
     double scale, softcap;
     int64_t window;
 } attend;
 
-/* What is recomputed. Rows of out, lse and dq: (queries, heads); of dk and dv: (keys,
-   kv_heads). scale: of each row, how large the terms are that rounding acts on; NULL: not
-   wanted. */
+/* Recomputed tensors. Rows of out, lse and dq: (queries, heads); of dk and dv: (keys,
+   kv_heads). scale: of each row, the size of the terms that are rounded and summed; NULL: not
+   needed. */
 typedef struct attend_answer {
     double *x[ATTEND_TENSORS], *scale[ATTEND_TENSORS];
     double *top; /* (queries, heads) the largest score */
 } attend_answer;
 
-/* Who is seen. Without any: causal, within the document, by the tokens' places. */
+/* Flags of a wrong mask. 0 is the right one: causal, within the document, by global positions
+   (indices of tokens in the whole row). */
 enum {
     SEES_ANY_DOCUMENT = 1,
     SEES_AHEAD = 2,
-    SEES_BY_LOCAL_ROW = 4, /* causal where rows of ranks are compared in place of places */
-    SEES_LOCAL_WINDOW = 8, /* the window alone counts rows of ranks */
-    SEES_LOCAL_BOUND = 16  /* and nobody beyond the own row */
+    SEES_BY_LOCAL_ROW = 4, /* causality and window compare local rows, not positions */
+    SEES_LOCAL_WINDOW = 8, /* only the window compares local rows */
+    SEES_LOCAL_BOUND = 16  /* no key of a later local row, in addition to the other rules */
 };
 
-/* Whose keys and values are used: those of the query's rank, of the hop before or after. */
+/* Whose keys and values each hop uses by mistake: the query's rank's, or those of the previous
+   or the next hop. */
 enum { OWN_KV = 1, OF_HOP_BEFORE, OF_HOP_AFTER };
 
-/* Which kv head: in turn; with the heads of ranks, one a rank in turn, or each rank's own
-   counted from 0. */
+/* Wrong kv heads for query head h: h mod kv_heads; or, if Ulysses puts h on rank r: r mod
+   kv_heads, or counted from 0 on each rank. */
 enum { IN_TURN = 1, IN_TURN_BY_RANK, FROM_0_ON_RANK };
 
+/* How attention is computed: right (attend_right_way) or with a mistake. */
 typedef struct attend_way {
     int sight;             /* SEES_... */
     double scale, softcap; /* softcap 0: none */
     int64_t window;        /* 0: none */
-    /* (2 ranks, ranks) what queries of a half of a rank see of a rank's keys: 1 the first half,
-       2 the second; NULL: all */
+    /* (2 ranks, ranks) which keys of a rank each half of a rank's queries sees: 1 the first
+       half, 2 the second, 3 both; NULL: all */
     const unsigned char *sees;
-    const int64_t *places; /* (tokens) where a token is taken to be; NULL: where it is */
-    const int64_t *query_rows, *key_rows; /* (tokens) by which SEES_..LOCAL.. compares; NULL:
-                                             rows of ranks */
-    int ahead;         /* 1: the next token is seen, -1: the own one is not */
-    int own_kv;        /* the query's rank's keys and values, row for row; or OF_HOP_... */
-    int in_turn;       /* query head h uses kv head h % kv_heads; or BY_RANK, FROM_0 */
-    int64_t only_head; /* of each group; -1: all */
+    const int64_t *places; /* (tokens) positions for the mask; NULL: the right ones */
+    const int64_t *query_rows, *key_rows; /* (tokens) what SEES_..LOCAL.. compares; NULL: local
+                                             rows */
+    int ahead;         /* 1: a query sees the next token, too; -1: not even its own token */
+    int own_kv;        /* OWN_KV or OF_HOP_...; 0: each hop uses the right keys */
+    int in_turn;       /* IN_TURN, ...; 0: query head h uses kv head h / group */
+    int64_t only_head; /* the one query head of each group that is computed; -1: all */
 } attend_way;
 
-/* Which bits of a sum stay. */
+/* Rounds a sum: adds `add` to its bits and clears those that are not in mask. */
 typedef struct attend_cut {
     uint64_t add, mask;
-    int each; /* after each term; else after four, as tensor cores add several at a time */
+    int each; /* 1: after each term; 0: after four, as tensor cores add several at a time */
 } attend_cut;
 
-/* The rounding of a kernel. */
+/* How a simulated kernel rounds. */
 typedef struct attend_noise {
     uint64_t state;     /* of random numbers */
-    uint64_t seed;      /* what it was */
-    int bits;           /* of the factors of a product: probabilities, ds */
-    int sums;           /* of sums and of what is kept between hops */
-    int half_range;     /* F16: small numbers lose bits */
+    uint64_t seed;      /* the initial state */
+    int bits;           /* of factors in matrix products: probabilities, ds */
+    int sums;           /* bits of sums and of results between hops */
+    int half_range;     /* F16: subnormal numbers have fewer bits */
     int scores;         /* scores and dp have `bits`, too */
     attend_cut cut;     /* of sums of products */
     attend_cut nearest; /* of the sum of exponentials */
@@ -138,8 +142,8 @@ static inline double attend_cut_sum(double x, attend_cut cut) {
     return x;
 }
 
-/* To a neighbour of so many bits, up or down at random: twice as far as to the nearest at most,
-   and of no direction that a sum could hide. */
+/* Stochastic rounding to `bits` bits: the error is at most twice that of rounding to nearest
+   and has no preferred direction. With 53 bits x stays or goes one unit away from 0. */
 static inline double attend_round(attend_noise *noise, double x, int bits) {
     uint64_t random, low;
     if (!noise) return x;
@@ -184,13 +188,14 @@ static inline void attend_add_rows(double *restrict c, double *restrict d, const
     }
 }
 
-/* Elements of a matrix: rows and columns may lie anyhow. */
+/* Element (i, j) is x[i * row + j * column]. */
 typedef struct attend_matrix {
     const double *x;
-    int64_t row, column; /* how far apart */
+    int64_t row, column; /* strides */
 } attend_matrix;
 
-/* c (m, n) += a (m, k) b (k, n), four terms a time; b's columns are 1 apart, c's rows `row`. */
+/* c (m, n) += a (m, k) b (k, n), four terms at a time. Column strides of b and c: 1; row stride
+   of c: `row`. */
 static inline void attend_product(double *c, int64_t row, attend_matrix a, attend_matrix b,
                                   int64_t m, int64_t n, int64_t k, attend_cut cut) {
     for (int64_t l = 0; l < k; l += 4) {
@@ -217,7 +222,7 @@ enum { ATTEND_TILE_ROWS = 4, ATTEND_LANES = 4, ATTEND_TILE = 2 * ATTEND_LANES };
 typedef double attend_lanes
     __attribute__((vector_size(ATTEND_LANES * sizeof(double)), aligned(8), may_alias));
 
-/* c (4, 8) += a b: sums stay in registers. Inlined, compilers turn the loops. */
+/* c (4, 8) += a b with sums in registers. noinline: else compilers interchange the loops. */
 static __attribute__((noinline, unused)) void attend_tile(double *restrict c, int64_t row,
                                                           attend_matrix a, attend_matrix b,
                                                           int64_t k) {
@@ -237,7 +242,7 @@ static __attribute__((noinline, unused)) void attend_tile(double *restrict c, in
     }
 }
 
-/* As attend_product, with nothing rounded: tiles, and what is left at the edges. */
+/* As attend_product, but without rounding: full tiles first, then the remaining edges. */
 static inline void attend_product_exact(double *c, int64_t row, attend_matrix a,
                                         attend_matrix b, int64_t m, int64_t n, int64_t k) {
     const attend_cut none = {0, ~UINT64_C(0), 0};
@@ -252,7 +257,8 @@ static inline void attend_product_exact(double *c, int64_t row, attend_matrix a,
     if (columns < n) attend_product(c + columns, row, a, beside, m, n - columns, k, none);
 }
 
-/* The same with a kernel's sums: and from the end, as no two kernels add in one order. */
+/* The same; with noise, sums are rounded as in a kernel and run from the last term to the
+   first, as kernels add in different orders. */
 static inline void attend_sum(attend_noise *noise, double *c, int64_t row, attend_matrix a,
                               attend_matrix b, int64_t m, int64_t n, int64_t k) {
     if (!noise) {
@@ -284,7 +290,7 @@ static inline int64_t attend_width(const attend *p, int tensor) {
                                                          : p->dim;
 }
 
-/* Whether this part of the sequence shows the tensor: all queries act on a key. */
+/* Whether this part of the sequence determines the tensor: dk and dv need all queries. */
 static inline int attend_shows(const attend *p, int tensor) {
     return tensor < ATTEND_DQ ||
            (p->backward && (tensor == ATTEND_DQ || p->query.count == p->key.count));
@@ -302,7 +308,8 @@ static inline double *attend_zeros(int64_t count) {
     return (double *)calloc((size_t)count + 1, sizeof(double));
 }
 
-/* Zeros. 0, or -1: no memory. To be freed in either case. */
+/* Allocates the tensors that p shows. 0, or -1: no memory. Call attend_answer_free in either
+   case. */
 static inline int attend_answer_new(attend_answer *a, const attend *p, int scales) {
     int status = 0;
     memset(a, 0, sizeof *a);
@@ -323,9 +330,9 @@ static inline void attend_answer_clear(attend_answer *a, const attend *p, int fr
                    (size_t)(attend_rows(p, t) * attend_width(p, t)) * sizeof(double));
 }
 
-/* ---- who sees whom ---- */
+/* ---- the mask ---- */
 
-/* Places and rows from lo up to, not including, hi. */
+/* What a query sees: keys with position in [lo, hi) and local row in [local_lo, local_hi). */
 typedef struct attend_sight {
     int32_t lo, hi, local_lo, local_hi;
 } attend_sight;
@@ -375,17 +382,17 @@ typedef struct attend_pass {
     const attend_way *w;
     attend_noise *noise; /* NULL: none */
     attend_answer *to;
-    const double *lse, *delta;   /* (queries, heads) of the backward pass */
+    const double *lse, *delta;   /* (queries, heads) for the backward pass; NULL: forward */
     attend_sight *sights;        /* (queries) */
     int32_t *places, *locals;    /* (keys) */
-    int32_t *first, *last;       /* (key blocks) the least and the greatest place */
-    double *k, *v;               /* of one kv head: (keys, dim), (keys, out_dim) */
-    double *k_turned, *v_turned; /* of each block: (dim, its keys) */
-    double *kk, *vv;             /* (keys) squares */
+    int32_t *first, *last;       /* (key blocks) the least and the greatest position */
+    double *k, *v;               /* of kv head `kv`: (keys, dim), (keys, out_dim) */
+    double *k_turned, *v_turned; /* transposed block by block: (dim, keys of the block) */
+    double *kk, *vv;             /* (keys) |k|^2, |v|^2 */
     double *score;               /* (ATTEND_QUERIES, keys) */
     double *dp, *slope;          /* (ATTEND_QUERIES, ATTEND_KEYS) */
-    int64_t kv;                  /* which kv head that is */
-    int32_t lo, hi;              /* places that the block of queries sees */
+    int64_t kv;                  /* the current kv head */
+    int32_t lo, hi;              /* range of positions that the current query block sees */
 } attend_pass;
 
 static inline void attend_pass_end(attend_pass *s) {
@@ -414,7 +421,7 @@ static inline void attend_see(attend_pass *s) {
     }
 }
 
-/* 0, or -1: no memory. To be ended in either case. */
+/* 0, or -1: no memory. Call attend_pass_end in either case. */
 static inline int attend_pass_begin(attend_pass *s) {
     const attend *p = s->p;
     size_t keys = (size_t)p->key.count + 1, blocks = (size_t)p->key.blocks + 1;
@@ -439,10 +446,10 @@ static inline int attend_pass_begin(attend_pass *s) {
     return 0;
 }
 
-/* Where rank's row of the same number lies among the keys; -1: it has none. */
+/* Index among the keys of this rank's row `local`; -1: the rank has no such row. */
 static inline int64_t attend_own_row(const attend *p, int64_t rank, int32_t local) {
     int64_t low = 0, high = p->key.count;
-    while (low < high) { /* by rank, then by row */
+    while (low < high) { /* keys are sorted by rank, then by local row */
         int64_t mid = (low + high) / 2, token = p->key.token[mid];
         int64_t r = p->row->rank[token] - p->first_rank;
         if (r < rank || (r == rank && p->row->local[token] < local))
@@ -465,13 +472,14 @@ static inline void attend_turn(double *to, const double *from, const attend_side
     }
 }
 
-/* The rank whose keys are used by queries of `rank` for those of `source`. */
+/* The rank whose keys the queries of `rank` use, by mistake, in place of those of `source`. */
 static inline int64_t attend_source(const attend_pass *s, int64_t rank, int64_t source) {
     int64_t by = s->w->own_kv == OF_HOP_BEFORE ? 1 : s->p->ranks - 1;
     return s->w->own_kv == OWN_KV || rank == source ? rank : (source + by) % s->p->ranks;
 }
 
-/* Keys and values of one kv head; rank 0 and more: those that its queries use. */
+/* Copies keys and values of one kv head: those that queries of `rank` use by mistake; rank -1:
+   the right ones. */
 static inline void attend_pack(attend_pass *s, int64_t kv, int64_t rank) {
     const attend *p = s->p;
     s->kv = kv;
@@ -500,7 +508,7 @@ static inline void attend_block_sight(attend_pass *s, const attend_block *querie
     }
 }
 
-/* Whether any of the queries sees any of the keys. */
+/* Whether the two blocks need work. 0: no query sees a key; 1: some may. */
 static inline int attend_meet(const attend_pass *s, const attend_block *queries, int64_t b) {
     const attend_block *keys = &s->p->key.block[b];
     int64_t of = (2 * queries->rank + queries->half) * s->p->ranks + keys->rank;
@@ -514,7 +522,8 @@ static inline int attend_sees(const attend_pass *s, int64_t query, int64_t key) 
     return (place >= a.lo) & (place < a.hi) & (local >= a.local_lo) & (local < a.local_hi);
 }
 
-/* Scores in low precision are the same in both passes: rounded by the pair's number. */
+/* Rounds a score. In low precision the random number depends on the pair alone, so that both
+   passes get the same score. */
 static inline double attend_round_score(attend_noise *noise, double x, int64_t pair) {
     attend_noise own;
     if (!noise || !noise->scores) return attend_round(noise, x, noise ? noise->sums : 53);
@@ -536,8 +545,8 @@ static inline double attend_capped(attend_pass *s, double x, int64_t pair, doubl
     return s->w->softcap * bend;
 }
 
-/* Scores of a block, -Inf where nothing is seen; rows of `to` are `row` apart. slope: what
-   softcap makes of a gradient. */
+/* Scores of a query block and a key block, -Inf where the mask hides the key. `to` has row
+   stride `row`. slope: derivative of the softcap. */
 static inline void attend_scores(attend_pass *s, const attend_block *queries, int64_t head,
                                  const attend_block *keys, double *to, int64_t row,
                                  double *slope) {
@@ -567,7 +576,7 @@ static inline double attend_largest(const double *x, int64_t n, double top) {
     return top;
 }
 
-/* exp of each less the largest; the sum. */
+/* Replaces each x by exp(x - top). Returns `sum` plus all of them. */
 static inline double attend_exp(attend_pass *s, double *x, int64_t n, double top, double sum) {
     for (int64_t j = 0; j < n; j++) {
         x[j] = x[j] == -INFINITY ? 0 : exp(x[j] - top);
@@ -578,7 +587,7 @@ static inline double attend_exp(attend_pass *s, double *x, int64_t n, double top
     return sum;
 }
 
-/* Probabilities; sum of their squares times those of the values. */
+/* Divides x by sum, which gives probabilities p. Returns the sum of p^2 |v|^2. */
 static inline double attend_divide(attend_pass *s, double *x, const double *vv, int64_t n,
                                    double sum) {
     double squares = 0;
@@ -590,7 +599,8 @@ static inline double attend_divide(attend_pass *s, double *x, const double *vv, 
     return squares;
 }
 
-/* One query over the blocks that its block meets; row: its scores. */
+/* Softmax of one query. row: its scores, then probabilities, in the key blocks that its block
+   meets. */
 static inline void attend_softmax(attend_pass *s, const attend_block *queries, double *row,
                                   int64_t at) {
     const attend_side *key = &s->p->key;
@@ -640,7 +650,7 @@ static inline void attend_forward_block(attend_pass *s, const attend_block *quer
 
 /* ---- backward ---- */
 
-/* Probabilities of a block from its scores, in place; to x: ds, from dp. */
+/* Replaces, in a pair of blocks, scores in weights by probabilities and dp in x by ds. */
 static inline void attend_slopes(attend_pass *s, const attend_block *queries, int64_t head,
                                  int64_t keys, double *weights, double *x) {
     attend_noise *noise = s->noise;
@@ -658,7 +668,8 @@ static inline void attend_slopes(attend_pass *s, const attend_block *queries, in
     }
 }
 
-/* What rounding acts on, squared (out: as it stands for delta). */
+/* Adds the squared sizes of the terms of dq, dk and dv. In ds, dout . v counts as |dout| |v|
+   and delta as |dout| |out|, their upper bounds. */
 static inline void attend_add_scales(attend_pass *s, const attend_block *queries, int64_t head,
                                      const attend_block *keys, const double *weights) {
     const attend *p = s->p;
@@ -681,6 +692,8 @@ static inline void attend_add_scales(attend_pass *s, const attend_block *queries
     }
 }
 
+/* Adds one pair of blocks to dq, dk and dv. Scores are recomputed: those of all pairs, kept
+   from the forward pass, would take too much memory. */
 static inline void attend_backward_pair(attend_pass *s, const attend_block *queries,
                                         int64_t head, const attend_block *keys) {
     const attend *p = s->p;
@@ -717,7 +730,7 @@ static inline void attend_backward_block(attend_pass *s, const attend_block *que
 /* ---- all heads ---- */
 
 static inline int64_t attend_kv_of(const attend *p, const attend_way *w, int64_t head) {
-    int64_t of_rank = p->heads / p->ranks; /* divides */
+    int64_t of_rank = p->heads / p->ranks; /* used only where the division is exact */
     switch (w->in_turn) {
     case IN_TURN: return head % p->kv_heads;
     case IN_TURN_BY_RANK: return head / of_rank % p->kv_heads;
@@ -741,7 +754,7 @@ static inline void attend_head(attend_pass *s, int64_t head, int64_t rank) {
     }
 }
 
-/* One kv head, with random numbers of its own: threads change nothing. */
+/* One kv head. It has its own random numbers, so results do not depend on the threads. */
 static inline int attend_run_kv(const attend_pass *all, int64_t kv, uint64_t state) {
     attend_pass s = *all;
     attend_noise noise;
@@ -762,7 +775,7 @@ static inline int attend_run_kv(const attend_pass *all, int64_t kv, uint64_t sta
 }
 
 #ifndef ATTEND_LARGE
-#define ATTEND_LARGE 60000000 /* about 30 ms */
+#define ATTEND_LARGE 60000000 /* attend_work of about 30 ms */
 #endif
 static inline double attend_work(const attend *p) {
     return (double)p->query.count * (double)p->key.count * (double)(p->heads * p->dim);
@@ -820,7 +833,7 @@ static inline attend_way attend_right_way(const attend *p) {
         .scale = p->scale, .softcap = p->softcap, .window = p->window, .only_head = -1};
 }
 
-/* Backward with the own out and lse. */
+/* Backward pass from the out and lse in `to`. */
 static inline int attend_gradients(const attend *p, const attend_way *w, attend_answer *to,
                                    double *delta) {
     attend_answer_clear(to, p, ATTEND_DQ);

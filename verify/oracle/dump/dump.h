@@ -1,75 +1,85 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* dump.h - what the ranks of a training step wrote down, read and put together.
+/* dump.h - the format of a dump, which is what every rank wrote down of one training step, and
+ * functions that open and read it.
  *
- * A dump is a folder with a safetensors file a rank. Rank r is member r % sp of replica r / sp.
- * Its metadata, all strings, and what is meant where a key is absent (metadata.h reads them):
+ * A dump is a folder with one safetensors file per rank. Rank r is member r % sp of replica
+ * r / sp. The metadata of each file is strings (metadata.h reads them); the value of an absent
+ * key is in brackets:
  *
  *     seqpar_dump "1", rank, world: always
  *     sp ("1")             ranks that share a sequence
  *     accumulation ("1")   micro-batches of the step
- *     objective ("sft")    sft, dpo, rm, kto, ppo or value, of PPO's critic (values.h), with
- *                          clip_value ("0": no clip)
- *     reduction ("token")  of SFT, PPO and value: token, the mean over all supervised tokens of
- *                          the step (TRL: dapo); sequence, the mean over documents of their
- *                          tokens' means (grpo); constant, the sum over all tokens of the step
- *                          over reduction_constant (dr_grpo: documents times the longest
- *                          completion); micro, the mean over replicas' micro-batches of their
- *                          tokens' means (bnpo); replica, the mean over replicas of theirs
- *                          (Trainer of transformers without average_tokens_across_devices).
- *                          Of the last two, a group without a token counts as 0
- *     beta ("0.1")         of DPO and KTO
- *     loss_type ("sigmoid") of DPO: sigmoid, robust, hinge, ipo (of sums, as OpenRLHF has it),
- *                          ipo_mean (of means over tokens, as TRL has it) or simpo, with
+ *     objective ("sft")    sft, dpo, rm, kto, ppo, or value for PPO's critic (values.h), which
+ *                          has clip_value ("0": no clip)
+ *     reduction ("token")  SFT, PPO and value: how losses of supervised tokens are averaged.
+ *                          token: mean over all tokens of the step (TRL: dapo)
+ *                          sequence: mean over documents of each document's mean (grpo)
+ *                          constant: sum over the step / reduction_constant (dr_grpo:
+ *                          documents times the longest completion)
+ *                          micro: mean over all replicas' micro-batches of each one's mean
+ *                          (bnpo)
+ *                          replica: mean over replicas of each one's mean (Trainer of
+ *                          transformers without average_tokens_across_devices)
+ *                          In micro and replica, a group without a token counts as 0
+ *     beta ("0.1")         DPO and KTO
+ *     loss_type ("sigmoid") DPO: sigmoid, robust, hinge, ipo (of sums over tokens, as in
+ *                          OpenRLHF), ipo_mean (of means over tokens, as in TRL) or simpo, with
  *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
- *     center ("0")         of RM: times the square of a pair's sum, added
- *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
- *     importance ("token") of PPO: the ratio r is a token's own; sequence (GSPO), of the mean
- *                          of logp - old_logp over its document's supervised tokens
- *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
- *                          advantage_eps ("1e-4")); group_mean, without the division; rloo,
- *                          reward - mean of the group's others; gae (gae.h), of gamma ("1")
- *                          and gae_lambda ("1")
+ *     center ("0")         RM: adds center (chosen score + rejected score)^2 to a pair's loss
+ *     clip_low, clip_high ("0.2"), kl_coef ("0"): PPO
+ *     importance ("token") PPO: token, each token has its own ratio r; sequence (GSPO), all
+ *                          tokens of a document have r = exp(mean of logp - old_logp over its
+ *                          supervised tokens)
+ *     advantage ("given")  PPO: given, not judged; group, (reward - mean of the group) /
+ *                          (standard deviation of the group + advantage_eps ("1e-4"));
+ *                          group_mean, without the division; rloo, reward - mean of the other
+ *                          rewards of the group; gae (gae.h), with gamma ("1") and
+ *                          gae_lambda ("1")
  *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or
  *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs.
- *                          float32 for transformers with parameters in float64
+ *                          Write float32 for transformers with float64 parameters: its
+ *                          norms and softmaxes are in float32
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
  *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
  *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1
  *                          before it), softcap ("0": none): of attention
- *     part.TENSOR          "OFFSET TOTAL": this file has a range of the flattened tensor, which
- *                          has TOTAL elements in all; ranks' ranges may be copies
+ *     part.TENSOR          "OFFSET TOTAL": this file has the elements from OFFSET on of a
+ *                          flattened tensor of TOTAL elements; ranges of ranks may overlap
  *
- * Tensors of micro-batch A, a row of packed documents, all optional; n is the tokens that this
- * rank holds. Those of documents are the same on all ranks of a sequence:
+ * Tensors of micro-batch A, which is one row of packed documents. All are optional. n is the
+ * number of tokens on this rank. Tensors of shape (docs) are the same on all ranks of a
+ * sequence:
  *
- *     A.index       (n)        place of each token in the row before it was split
+ *     A.index       (n)        index of each token in the row before the split
  *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends;
  *                              the same on all ranks. Without it, packing is not judged.
  *     A.ids         (n)        tokens
  *     A.positions   (n)        as given to the model
- *     A.labels      (n)        the token to be predicted there: shifted already; -100: none.
- *                              That of a row's last token may be any. As the loss has used
- *                              them: labels made anew for the dump show nothing
- *     A.logits      (n, vocab) as the softmax takes them
- *     A.logp        (n)        log-prob of the label; anything where there is none
+ *     A.labels      (n)        the token to predict here, already shifted; -100: none. Any
+ *                              value at the row's last token. Write the labels that the loss
+ *                              used: labels recomputed for the dump prove nothing
+ *     A.logits      (n, vocab) the input of the softmax
+ *     A.logp        (n)        log-prob of the label; any value without a label
  *     A.loss_sum    ()         SFT: the rank's sum of losses
- *     A.loss_count  ()         SFT: what it divides the sum by, before its backward pass; without
- *                              loss_sum, the sum is that of the rank's own tokens
- *     A.ref_logp    (n)        the same of the reference model
- *     A.old_logp    (n)        the same when the text was sampled (PPO)
+ *     A.loss_count  ()         SFT: the number by which the rank divides that sum before its
+ *                              backward pass. Without loss_sum, the sum is taken to be over
+ *                              the rank's own tokens
+ *     A.ref_logp    (n)        log-prob of the label under the reference model
+ *     A.old_logp    (n)        PPO: log-prob of the label when the text was sampled
  *     A.advantages  (n)        PPO, as used
  *     A.rewards     (docs)     PPO
  *     A.groups      (docs)     PPO: which prompt the document answers; equal numbers are one
  *                              group, over all rows and replicas of the step
- *     A.values      (n)        RM: what the head gives for each token; PPO, of advantage gae:
- *                              of the token whose label is rewarded, when the text was
- *                              sampled; of objective value: as they are trained
- *     A.token_rewards (n)      gae: all of a token's reward; absent: rewards at the last token
+ *     A.values      (n)        RM: output of the score head at each token. PPO with advantage
+ *                              gae: the critic's value, when the text was sampled, at the token
+ *                              whose label is rewarded. Objective value: the value in training
+ *     A.token_rewards (n)      gae: the whole reward of a token. Absent: the document's reward
+ *                              at its last supervised token
  *     A.returns     (n)        gae and value
- *     A.old_values  (n)        value, with clip_value: when the text was sampled
- *     A.scores      (docs)     RM: what is taken for the document's reward
- *     A.margins     (docs)     RM: what a pair's chosen document is to be ahead by; that of the
- *                              rejected one may be anything. Absent: 0
+ *     A.old_values  (n)        value with clip_value: the value when the text was sampled
+ *     A.scores      (docs)     RM: the score of the document in the loss
+ *     A.margins     (docs)     RM: the margin of a pair, at its chosen document; any value at
+ *                              the rejected one. Absent: 0
  *     A.desirable   (docs)     KTO: 1 or 0
  *     A.kl          (docs)     KTO: sum of policy - reference log-probs of the mismatched
  *                              answer
@@ -77,23 +87,25 @@
  *     A.k A.v       (n, kv_heads, head_dim)
  *     A.lse         (n, heads)               natural logarithm
  *     A.dout A.dq A.dk A.dv                  gradients of the loss
- *     A.part_out    (parts, n, heads, head_dim)  attention over some keys each, as hops of a
- *     A.part_lse    (parts, n, heads)            ring give it; -Inf: the part has no key. Not
- *                                                judged: `seqpar-verify run merge` takes them
+ *     A.part_out    (parts, n, heads, head_dim)  partial attention, each part over some of the
+ *     A.part_lse    (parts, n, heads)            keys, as a hop of a ring gives it; -Inf: the
+ *                                                part has no key. Not judged: input of
+ *                                                `seqpar-verify run merge`
  *
  * Tensors of the step:
  *
  *     loss          ()         as this rank reports it for the whole step
  *     norm          ()         of the gradient before clip, as this rank reports it
  *     local.NAME    (any)      this rank's gradient of parameter NAME, before any reduction; in
- *                              a wanted dump of a rank a row: that row's share of it
+ *                              a wanted dump with one row per rank: that row's share of the
+ *                              step's gradient
  *     grad.NAME     (any)      after all reductions and before clip
  *     param.NAME    (any)      the parameter before the optimizer's step
- *     after.NAME    (any)      and after it
+ *     after.NAME    (any)      the parameter after the optimizer's step
  *     m.NAME v.NAME (any)      AdamW's moments before the step; absent: 0
  *
- * index to labels, cu_seqlens and groups: any integers; all others: F16, BF16, F32 or F64;
- * rewards, scores, margins, desirable and kl may be integers, too. */
+ * Types: index, ids, positions, labels, cu_seqlens and groups are integers. All others are F16,
+ * BF16, F32 or F64; rewards, scores, margins, desirable and kl may be integers, too. */
 #ifndef ORACLE_DUMP_H
 #define ORACLE_DUMP_H
 #include <dirent.h>
@@ -116,28 +128,28 @@ typedef struct dump {
     dump_rank *ranks;                /* (world) */
     int64_t world, sp, accumulation; /* as in facts */
     dump_facts facts;
-    double widened; /* the loss, too, may be this far off; 0: its limit is derived */
-    double divisor; /* what ranks divide sums of their own losses by, over the step's count of
-                       supervised tokens; 0: not known */
+    double widened; /* relative tolerance of the loss, beside its derived limit; 0: none */
+    double divisor; /* the number by which ranks divide their own loss sums, relative to the
+                       step's count of supervised tokens; 0: not known */
     seqpar_error error;
 } dump;
 
-/* A row as it was before the split: arrays of (tokens), NULL where the dump has none. A token
-   that nobody holds has rank -1. */
+/* A row as it was before the split. Arrays have (tokens) elements; NULL: not in the dump. The
+   rank of a token that no rank holds is -1. */
 typedef struct dump_row {
     int64_t tokens, docs;
     int64_t *cu_seqlens;   /* (docs + 1) */
-    int64_t *rank, *local; /* who holds it, in which row of its own */
-    int64_t *next;         /* the token in the same rank's next row; -1: it is the last */
-    int64_t *gathered;     /* its place if the ranks' tokens lie one rank behind the other */
-    int64_t *order;        /* the token at such a place; -1: none */
+    int64_t *rank, *local; /* the rank that holds the token; its index on that rank */
+    int64_t *next;         /* the next token on the same rank; -1: none */
+    int64_t *gathered;     /* its index if all ranks' tokens are concatenated in rank order */
+    int64_t *order;        /* inverse of gathered: the token at that index; -1: none */
     int64_t *ids, *positions, *labels;
     double *logp, *ref_logp, *old_logp, *advantages, *values;
     double *returns, *old_values, *token_rewards;
     double *scores, *rewards, *desirable, *kl, *margins; /* (docs) */
     int64_t *groups;                                     /* (docs) */
-    int unread; /* there are tensors of documents, and no cu_seqlens that says which */
-    struct {    /* the relative rounding of these as they are written */
+    int unread; /* tensors of documents were not read, as there is no cu_seqlens */
+    struct {    /* relative rounding of these numbers in the dump (roundings.h) */
         double logp, ref_logp, old_logp, advantages, values;
         double returns, old_values, token_rewards;
         double scores, rewards, desirable, kl, margins;
@@ -152,7 +164,7 @@ static inline void dump_close(dump *d) {
     free(d->ranks);
 }
 
-/* What all files say alike. The first says it; the others are compared with it. */
+/* Facts that must be equal in all files. Sets them from the first file, compares the others. */
 static inline int dump_agree(dump *d, const seqpar_safetensors_file *file, const char *path) {
     dump_facts facts;
     const char *key;
@@ -182,8 +194,8 @@ static inline int dump_is_of_step(const char *name) {
     return !strcmp(name, "loss") || !strcmp(name, "norm");
 }
 
-/* The micro-batch of a tensor, and what it is: "3.ids". -1: it is none of a micro-batch.
-   Written as 03.ids nothing would find it. */
+/* Splits "3.ids" into micro-batch 3 and "ids". -1: not a tensor of a micro-batch, and also
+   "03.ids", because dump_find looks for "3.ids". */
 static inline long long dump_micro_of(const char *name, const char **what) {
     char own[32], *rest;
     long long micro = strtoll(name, &rest, 10);
@@ -192,8 +204,8 @@ static inline long long dump_micro_of(const char *name, const char **what) {
     return micro < 0 || strncmp(name, own, strlen(own)) ? -1 : micro;
 }
 
-/* Every tensor is one that is known, of a micro-batch that there is: a name that is misspelt
-   would pass for a tensor that is not there. */
+/* Refuses unknown names and micro-batches: tensors are optional, so that a misspelt one would
+   pass for an absent one, and its check would be skipped. */
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
     static const char *const known[] = {
         "index",      "ids",        "positions",     "labels",   "logits",     "loss_sum",
@@ -221,7 +233,7 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
     return 0;
 }
 
-/* Takes over the file, whose rank is then known. */
+/* Stores the file under its rank. 0: the dump owns the file; -1: the caller still does. */
 static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *path) {
     int64_t rank;
     if (dump_agree(d, file, path)) return -1;
@@ -267,7 +279,7 @@ static inline int is_safetensors(const char *name) {
     return length > ending && !strcmp(name + length - ending, ".safetensors");
 }
 
-/* Whether a file in the folder is a rank's of a dump. */
+/* Whether the folder has at least one file of a dump. */
 static inline int folder_is_dump(const char *folder) {
     DIR *dir = opendir(folder);
     struct dirent *entry;
@@ -287,7 +299,7 @@ static inline int folder_is_dump(const char *folder) {
     return found;
 }
 
-/* "d/got or d/want": folders inside that are dumps; "": none. */
+/* Writes the subfolders that are dumps to text: "d/got or d/want"; "": none. */
 static inline void dumps_inside(const char *folder, char *text, size_t size) {
     struct dirent **list = NULL;
     int count = scandir(folder, &list, NULL, alphasort);
@@ -305,7 +317,7 @@ static inline void dumps_inside(const char *folder, char *text, size_t size) {
     free(list);
 }
 
-/* -1, with d->error. */
+/* Always -1, with d->error, whose message names the dumps in subfolders. */
 static inline int dump_is_empty(dump *d, const char *folder) {
     char inside[400];
     dumps_inside(folder, inside, sizeof inside);
@@ -375,7 +387,7 @@ static inline int64_t dump_integer(const char *at, seqpar_safetensors_dtype dtyp
                                           : *(const unsigned char *)at;
 }
 
-/* A row, and not several: (n), or (1, n). 0, or -1 with d->error. */
+/* Checks that a tensor is one row: (n), or (1, n). 0, or -1 with d->error. */
 static inline int dump_check_row(dump *d, int64_t rank, const seqpar_safetensors_tensor *t) {
     for (int64_t i = 0; i + 1 < t->dims; i++)
         if (t->shape[i] != 1)

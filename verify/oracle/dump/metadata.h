@@ -25,7 +25,7 @@ enum { DUMP_RATIO_OF_TOKEN, DUMP_RATIO_OF_SEQUENCE };
 enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
 enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
 
-/* All of one size, so that two of them are compared by their bytes. */
+/* All fields have 8 bytes, because dump_facts_differ compares them as bytes. */
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
@@ -43,7 +43,7 @@ typedef struct dump_facts {
 static const struct {
     const char *key;
     size_t at;
-    int64_t low, high, absent; /* -1: it is to be there */
+    int64_t low, high, absent; /* absent: the default; -1: the key is required */
 } whole_facts[] = {{"world", offsetof(dump_facts, world), 1, 65536, -1},
                    {"sp", offsetof(dump_facts, sp), 1, 65536, 1},
                    {"accumulation", offsetof(dump_facts, accumulation), 1, 65536, 1},
@@ -54,7 +54,7 @@ enum { FACT_OBJECTIVE, FACT_REDUCTION, FACT_ADVANTAGE, FACT_LOSS, FACT_RATIO, FA
 static const struct {
     const char *key;
     size_t at;
-    const char *words[7]; /* the first is meant where the key is absent */
+    const char *words[7]; /* the first is the default */
 } word_facts[] = {
     {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo", "value"}},
     {"reduction",
@@ -103,7 +103,7 @@ enum {
     NUMBER_FACTS = sizeof number_facts / sizeof *number_facts
 };
 
-/* A whole number of the metadata; -1 with a sentence. absent -1: it is to be there. */
+/* An integer of the metadata, or -1 with the error set. absent: see whole_facts. */
 static inline int64_t dump_whole(const seqpar_safetensors_file *file, const char *path,
                                  const char *key, int64_t low, int64_t high, int64_t absent,
                                  seqpar_error *error) {
@@ -145,7 +145,7 @@ static inline double dump_real(const char *text, double low, double high, double
     return text && (end == text || *end || !(x >= low && x <= high)) ? NAN : x;
 }
 
-/* What one key says takes another one: then -1 with a sentence. */
+/* reduction constant requires reduction_constant. 0, or -1 with the error set. */
 static inline int dump_facts_lack(const dump_facts *f, const char *path, seqpar_error *error) {
     if (f->reduction != DUMP_BY_CONSTANT || f->reduction_constant > 0) return 0;
     seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
@@ -155,7 +155,8 @@ static inline int dump_facts_lack(const dump_facts *f, const char *path, seqpar_
     return -1;
 }
 
-/* 0, or -1 with a sentence. */
+/* Reads all keys of the three tables; an absent key gets its default. 0, or -1 with the error
+   set. */
 static inline int dump_read_facts(const seqpar_safetensors_file *file, const char *path,
                                   dump_facts *facts, seqpar_error *error) {
     char *to = (char *)memset(facts, 0, sizeof *facts);
@@ -188,7 +189,7 @@ static inline int dump_read_facts(const seqpar_safetensors_file *file, const cha
     return dump_facts_lack(facts, path, error);
 }
 
-/* The first key of which two files say different things; NULL: none. */
+/* The first key whose value differs between two files; NULL: none. */
 static inline const char *dump_facts_differ(const dump_facts *a, const dump_facts *b) {
     const char *one = (const char *)a, *two = (const char *)b;
     for (int i = 0; i < WHOLE_FACTS; i++)

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* page.h - one rank's file of a dump, written tensor by tensor. */
+/* page.h - a page is one rank's file of a dump: tensors and metadata are added, then saved. */
 #ifndef ORACLE_PAGE_H
 #define ORACLE_PAGE_H
 #include <stdarg.h>
 #include "param_ranges.h"
 
 typedef struct page {
-    seqpar_safetensors_tensor *tensors; /* (count), room for (most) */
+    seqpar_safetensors_tensor *tensors; /* (count), allocated: most */
     const void **data;
     int64_t count, most;
-    seqpar_safetensors_pair *pairs; /* (metadata), room for (pairs_most) */
+    seqpar_safetensors_pair *pairs; /* (metadata), allocated: pairs_most */
     int64_t metadata, pairs_most;
-    void **own; /* (owned) what is freed with the page, room for (own_most) */
+    void **own; /* (owned) memory that is freed with the page, allocated: own_most */
     int64_t owned, own_most;
     int failed; /* no memory */
 } page;
@@ -30,7 +30,7 @@ static inline void page_free(page *p) {
     *p = (page){.count = 0};
 }
 
-/* *list gets room for one more element of `size` bytes. 0, or -1: no memory. */
+/* Grows *list if it is full, for one more element of `size` bytes. 0, or -1: no memory. */
 static inline int list_grow(void *list, int64_t count, int64_t *most, size_t size) {
     int64_t room = 2 * *most + 32;
     void *old, *more;
@@ -42,7 +42,8 @@ static inline int list_grow(void *list, int64_t count, int64_t *most, size_t siz
     return 0;
 }
 
-/* Takes over memory that is freed with the page; NULL: there was none. */
+/* Gives memory to the page, which frees it. NULL says that an allocation has failed, and sets
+   p->failed. Returns memory, or NULL. */
 static inline void *page_own(page *p, void *memory) {
     if (memory && !list_grow(&p->own, p->owned, &p->own_most, sizeof *p->own))
         return p->own[p->owned++] = memory;
@@ -51,7 +52,7 @@ static inline void *page_own(page *p, void *memory) {
     return NULL;
 }
 
-/* Both are copied. */
+/* Adds a key and its value, and copies both. */
 static inline void page_note(page *p, const char *key, const char *value) {
     seqpar_safetensors_pair pair = {strdup(key), strdup(value)};
     if (pair.key && pair.value &&
@@ -120,7 +121,7 @@ static inline int page_save(page *p, const char *path, seqpar_error *error) {
     return seqpar_safetensors_save(&desc, p->data, error) ? -1 : 0;
 }
 
-/* What metadata says of facts, but what is meant anyway. */
+/* Adds the facts as metadata, without those that are equal to their default. */
 static inline void page_facts(page *p, const dump_facts *f) {
     const char *from = (const char *)f;
     page_say(p, "seqpar_dump", "1");

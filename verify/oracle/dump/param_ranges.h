@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* param_ranges.h - tensors of parameters put together from the ranges that ranks hold of them. */
+/* param_ranges.h - assembles a tensor of a parameter from the ranges that ranks hold. */
 #ifndef ORACLE_PARAM_RANGES_H
 #define ORACLE_PARAM_RANGES_H
 #include "dump.h"
 
-/* Which elements of the flattened whole a file has. */
+/* The range of a flattened tensor that a file has. */
 typedef struct part {
     int64_t offset, count, total;
 } part;
@@ -56,13 +56,13 @@ static inline double distance_from(const likeness *l, double factor) {
     return sqrt(squared < 0 ? 0 : squared) / (fabs(factor) * sqrt(l->want_want));
 }
 
-/* A tensor put together. Where ranks hold the same elements, the first one's count. */
+/* An assembled tensor. If several ranks hold an element, the value of the first one is used. */
 typedef struct whole {
     double *values; /* (count); NULL: no rank has it */
     int64_t count;
-    int64_t copy;    /* the rank whose copy is farthest from what stands in values; -1: none */
-    double distance; /* relative; NaN: one of them has NaN or Inf */
-    char *have;      /* (count) while it is put together */
+    int64_t copy;    /* the rank whose copy differs most from values; -1: none differs */
+    double distance; /* of that copy, relative; NaN: the copy or values have NaN or Inf */
+    char *have;      /* (count) whether the element is set already */
 } whole;
 
 static inline void whole_free(whole *w) {
@@ -107,7 +107,8 @@ static inline int whole_is_gapless(dump *d, const whole *w, int64_t rank, const 
     return -1;
 }
 
-/* The tensor of ranks first to last - 1. 0, or -1 with d->error. To be freed in either case. */
+/* Assembles the tensor from ranks first to last - 1. 0, or -1 with d->error. The caller frees w
+   in either case. */
 static inline int whole_read(dump *d, const char *name, int64_t first, int64_t last, whole *w) {
     int status = 0;
     *w = (whole){.copy = -1};
@@ -135,7 +136,7 @@ static inline int whole_read(dump *d, const char *name, int64_t first, int64_t l
 
 /* ---- how exact numbers are ---- */
 
-/* The largest relative error of a number that is stored so; 0: it is an integer. */
+/* The relative rounding of a stored type: half of the unit in roundings.h; 0: an integer. */
 static inline double dtype_rounding(seqpar_safetensors_dtype dtype) {
     return dtype == SEQPAR_SAFETENSORS_BF16  ? 0x1p-9
            : dtype == SEQPAR_SAFETENSORS_F16 ? 0x1p-12
@@ -144,7 +145,7 @@ static inline double dtype_rounding(seqpar_safetensors_dtype dtype) {
                                              : 0;
 }
 
-/* Of what the model computes in, if the metadata says it, or of the coarsest tensor. */
+/* The rounding of metadata dtype, or, if that is "tensors", of the coarsest tensor. */
 static inline double dump_rounding(const dump *d) {
     static const double said[] = {0, 0x1p-54, 0x1p-25, 0x1p-12, 0x1p-12, 0x1p-9};
     double most = said[d->facts.dtype];
@@ -157,8 +158,8 @@ static inline double dump_rounding(const dump *d) {
     return most;
 }
 
-/* Two right gradients, computed in another order: in bf16 those of two layers were up to 3.4
-   roundings apart, deeper models are further. --model measures it. */
+/* Right gradients differ if they are summed in different orders: in bf16 by up to 3.4 roundings
+   with two layers, by more in deeper models. --model measures it for the dump's model. */
 enum { GRADIENT_ROUNDINGS = 16 };
 static inline double gradient_limit(const dump *d, double tolerance) {
     double limit = GRADIENT_ROUNDINGS * dump_rounding(d);
@@ -172,8 +173,8 @@ static inline const char *after_prefix(const char *name, const char *prefix) {
     return strncmp(name, prefix, length) ? NULL : name + length;
 }
 
-/* Calls visit with the name of every parameter of which some rank has a tensor `prefix`, each
-   once. Until one returns not 0, which is returned. */
+/* Calls visit once for every parameter that has a tensor `prefix` on some rank. Stops at the
+   first return value that is not 0, and returns it. */
 typedef int (*parameter_visit)(void *user, const char *parameter);
 static inline int each_parameter(const dump *d, const char *prefix, parameter_visit visit,
                                  void *user) {

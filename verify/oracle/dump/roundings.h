@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* roundings.h - how far a loss may be from what a dump's numbers give, without any mistake. It
- * is counted, number by number; u is the unit of a type's rounding, 2^-24 of float32, 2^-8 of
- * bfloat16:
+/* roundings.h - how far rounding alone may move a right loss from what a dump's numbers give.
+ * The limit is derived from the numbers; u is the unit roundoff of a type, 2^-24 for float32,
+ * 2^-8 for bfloat16:
  *
- *     written     a number x was rounded as it was written: u |x|. Roundings of different
- *                 numbers are independent; those of numbers of 16 bits that are equal as they
- *                 are written may all be the same. Three roots of the sum of squares, five
- *                 deviations, and not more than the sum of all.
- *     computed    log-probs are what the loss was made of, or computed from the same logits in
- *                 float32 in another order: u times logits, which stay below 64
- *     added       n numbers in float32 one after the other: three deviations are sqrt(n) u of
- *                 the sum of their sizes
- *     reported    the loss in its own type: u of it; and once more, and sqrt(K) u, where K
- *                 ranks' micro-batches were rounded before they were added in that type
+ *     written     writing a number x rounds it by at most u |x|. Roundings of different numbers
+ *                 are independent; equal numbers of 16 bits may all be rounded alike. The
+ *                 limit is 3 sqrt(sum of squares), five standard deviations, and at most the
+ *                 sum of all.
+ *     computed    log-probs in the dump may be computed again from the same logits, in float32
+ *                 in another order: u times a logit, which is taken to stay below 64
+ *     added       n numbers are added in float32 one after the other: three standard deviations
+ *                 are sqrt(n) u times the sum of their absolute values
+ *     reported    the loss is rounded to its own type: u of it. If the losses of K ranks'
+ *                 micro-batches were rounded and added in that type: (2 + sqrt(K)) u of it
  *
- * A loss that was written in float32 and has no more than 16 bits was one of 16 bits before. */
+ * A loss in float32 whose value fits a type of 16 bits is taken to be rounded to that type. */
 #ifndef ORACLE_ROUNDINGS_H
 #define ORACLE_ROUNDINGS_H
 #include <math.h>
@@ -25,20 +25,20 @@
 #define UNIT_F32    0x1p-24
 #define UNIT_F16    0x1p-11
 #define UNIT_BF16   0x1p-8
-#define NARROW      1e-6 /* units above this one are of 16 bits */
+#define NARROW      1e-6 /* types of 16 bits have a unit above this */
 #define LOGITS_MOST 64
 
-/* Numbers with what the loss changes by each one's rounding. */
+/* How much the roundings of written numbers change the loss, added up. */
 typedef struct written {
-    double squares;   /* of roundings that are independent */
-    double worst;     /* their sum, if all have one sign */
-    double *by_value; /* (WRITTEN_VALUES) those of 16 bits; NULL: there are none */
-    double unit;      /* of these */
+    double squares;   /* sum over numbers of over 16 bits: independent roundings */
+    double worst;     /* sum over all numbers, if all changes have one sign */
+    double *by_value; /* (WRITTEN_VALUES) derivatives by numbers of 16 bits; NULL: none */
+    double unit;      /* the largest one of numbers in by_value */
     int no_memory;
 } written;
-enum { WRITTEN_BITS = 19, WRITTEN_VALUES = 1 << WRITTEN_BITS }; /* 16 bits, of either type */
+enum { WRITTEN_BITS = 19, WRITTEN_VALUES = 1 << WRITTEN_BITS }; /* see written_key */
 
-/* Bits that a number needs: 8 as in BF16, 11 in F16, 24 in F32, 53. */
+/* Bits of the significand that x needs: 8 (BF16), 11 (F16), 24 (F32) or 53 (F64). */
 static inline int bits_needed(double x) {
     uint64_t u;
     memcpy(&u, &x, sizeof u);
@@ -50,7 +50,7 @@ static inline int bits_needed(double x) {
 
 static inline double square(double x) { return x * x; }
 
-/* The first bits of a float32 tell any number of 16 bits. */
+/* Index in by_value. Sign, exponent and 10 bits of a float32 hold any BF16 or F16 value. */
 static inline uint32_t written_key(double x) {
     float f = (float)x;
     uint32_t bits;
@@ -65,7 +65,8 @@ static inline double written_value(uint32_t key) {
     return f;
 }
 
-/* by: what the loss changes where x does */
+/* by: the derivative of the loss by x. Derivatives by equal numbers of 16 bits are added before
+   squaring, because those are rounded alike. */
 static inline void written_add(written *w, double unit, double x, double by) {
     w->worst += fabs(by * unit * x);
     if (unit > NARROW && !w->by_value && !w->no_memory) {
@@ -90,17 +91,17 @@ static inline double written_rounding(const written *w) {
 
 static inline void written_free(written *w) { free(w->by_value); }
 
-/* What is rounded where `count` numbers, which are of `size` together, are added up. */
+/* Rounding of a sum of `count` numbers in float32; size: the sum of their absolute values. */
 static inline double added_rounding(double count, double size) {
-    return (4 + sqrt(count)) * UNIT_F32 * size; /* 4: of each one's own making */
+    return (4 + sqrt(count)) * UNIT_F32 * size; /* 4: computing each number rounds, too */
 }
 
-/* size: of the loss, or of its parts where these cancel; parts: ranks' micro-batches */
+/* size: |loss|, or the sum of its parts' absolute values if they cancel; parts: how many */
 static inline double reported_rounding(double unit, double size, double parts) {
     return unit * size * (parts > 1 ? 2 + sqrt(parts) : 1);
 }
 
-/* The unit of the narrowest type that has the number as it is; 0: none of 16 bits. */
+/* The unit of the coarsest type of 16 bits that holds x exactly; 0: no such type does. */
 static inline double narrow_unit(double x) {
     float f = (float)x;
     uint32_t bits;
@@ -114,7 +115,8 @@ static inline int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Squares of what the roundings of numbers make of their sum. Sorts those of 16 bits. */
+/* Sum of squares of the changes that roundings of the numbers make to their sum. Sorts numbers
+   of 16 bits: equal ones are rounded alike, so their changes are added before squaring. */
 static inline double sum_squares(double *x, int64_t count, double unit) {
     double squares = 0;
     if (unit > NARROW) qsort(x, (size_t)count, sizeof *x, compare_doubles);

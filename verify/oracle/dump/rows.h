@@ -5,14 +5,14 @@
 #include "dump.h"
 #include "roundings.h"
 
-/* What was wrong with index. */
+/* Errors in A.index of a row's ranks. */
 typedef struct dump_places {
     int64_t held;                      /* tokens of all ranks */
     int64_t outside, twice, missing;   /* how many */
-    int64_t rank, local, token, other; /* the first of them; other: who else holds it */
+    int64_t rank, local, token, other; /* the first error; other: the token's first rank */
 } dump_places;
 
-/* What is read of numbers, and where it goes. */
+/* Tensors that are read as doubles, and the fields of dump_row for numbers and unit. */
 static const struct {
     const char *name;
     size_t at, unit;
@@ -48,7 +48,7 @@ static inline void dump_row_free(dump_row *row) {
 
 /* ---- a row, once it is read ---- */
 
-/* The document of a token; row->docs: none, as behind the last one. */
+/* The document of a token; row->docs: none, the token is padding after the last document. */
 static inline int64_t row_document(const dump_row *row, int64_t token) {
     int64_t low = 0, high = row->docs;
     while (low < high) {
@@ -65,7 +65,7 @@ static inline int64_t row_document_begin(const dump_row *row, int64_t token) {
     return row->docs ? row->cu_seqlens[row_document(row, token)] : 0;
 }
 
-static inline int64_t row_end(const dump_row *row) { /* what is behind is padding */
+static inline int64_t row_end(const dump_row *row) { /* tokens from here on are padding */
     return row->docs ? row->cu_seqlens[row->docs] : row->tokens;
 }
 
@@ -73,7 +73,7 @@ static inline int row_supervised(const dump_row *row, int64_t token) {
     return row->rank[token] >= 0 && row->labels && row->labels[token] != DUMP_IGNORE;
 }
 
-/* A token's place, for people. */
+/* Where a token is, as text for messages. Padding is said to be of the last document. */
 static inline const char *place_text(char *text, size_t size, const dump_row *row,
                                      int64_t token) {
     int64_t document = row_document(row, token);
@@ -84,9 +84,9 @@ static inline const char *place_text(char *text, size_t size, const dump_row *ro
     return text;
 }
 
-/* ---- reading it ---- */
+/* ---- reading a row ---- */
 
-/* How many of this replica's ranks have the tensor; *tokens: elements of all. */
+/* How many of this replica's ranks have the tensor; adds their elements to *tokens. */
 static inline int64_t dump_count(const dump *d, int64_t dp, int64_t micro, const char *what,
                                  int64_t *tokens) {
     int64_t have = 0;
@@ -112,7 +112,7 @@ static inline void dump_misplaced(dump_places *found, int64_t rank, int64_t loca
         found->outside++;
 }
 
-/* The tokens of one rank, row by row; begin: how many the ranks before it hold. */
+/* Enters one rank's tokens in the row; begin: the number of tokens on the ranks before it. */
 static inline void dump_place_rank(dump_row *row, int64_t rank, const int64_t *index,
                                    int64_t count, int64_t begin, dump_places *found) {
     int64_t last = -1;
@@ -133,7 +133,8 @@ static inline void dump_place_rank(dump_row *row, int64_t rank, const int64_t *i
     }
 }
 
-/* Who holds which token, by index. 0, or -1 with d->error. */
+/* Fills rank, local, next, gathered and order of the row from A.index of all ranks. Errors in
+   index go to found, to be judged; 0, or -1 with d->error if it cannot be read. */
 static inline int dump_place(dump *d, int64_t dp, int64_t micro, dump_row *row,
                              dump_places *found) {
     size_t bytes = (size_t)(row->tokens + 1) * sizeof *row->rank;
@@ -183,7 +184,7 @@ static inline void *dump_as_numbers(dump *d, int64_t rank, const seqpar_safetens
     return dump_check_row(d, rank, t) ? NULL : dump_doubles(d, rank, t);
 }
 
-/* Rank r's elements to the tokens they are of. 0, or -1 with d->error. */
+/* Copies rank r's elements to `to`, at their tokens in the row. 0, or -1 with d->error. */
 static inline int dump_spread(dump *d, int64_t r, int64_t micro, const char *what,
                               const dump_row *row, dump_reader read, char *to) {
     const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
@@ -197,8 +198,8 @@ static inline int dump_spread(dump *d, int64_t r, int64_t micro, const char *wha
     return 0;
 }
 
-/* A tensor of all ranks, by token; a token that nobody holds has `fill`. NULL where no rank has
-   one, or with d->error. */
+/* A tensor of all ranks, in order of the row's tokens; a token that no rank holds has `fill`.
+   NULL: no rank has the tensor, or d->error is set. */
 static inline void *dump_gather(dump *d, int64_t dp, int64_t micro, const char *what,
                                 const dump_row *row, dump_reader read, const void *fill) {
     int64_t elements = 0, r = dp * d->sp, last = r + d->sp;
@@ -225,7 +226,7 @@ static inline double *dump_gather_numbers(dump *d, int64_t dp, int64_t micro, co
     return (double *)dump_gather(d, dp, micro, what, row, dump_as_numbers, &none);
 }
 
-/* Whether another rank says otherwise where documents begin: then with d->error. */
+/* Whether this rank's cu_seqlens differs from the row's, or cannot be read: sets d->error. */
 static inline int dump_documents_differ(dump *d, int64_t rank, int64_t micro,
                                         const dump_row *row) {
     const seqpar_safetensors_tensor *t = dump_find(d, rank, micro, "cu_seqlens");
@@ -240,7 +241,8 @@ static inline int dump_documents_differ(dump *d, int64_t rank, int64_t micro,
     return d->error.status != 0;
 }
 
-/* Where documents begin, as all ranks say that say so. */
+/* Reads cu_seqlens, which is the same on all ranks that have it. If it ends after the last held
+   token, the row is extended, so that missing tokens show. 0, or -1 with d->error. */
 static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *row) {
     const seqpar_safetensors_tensor *t = NULL;
     int64_t r = dp * d->sp, last = (dp + 1) * d->sp;
@@ -277,7 +279,7 @@ static inline int dump_is_real(seqpar_safetensors_dtype dtype) {
            dtype == SEQPAR_SAFETENSORS_F16 || dtype == SEQPAR_SAFETENSORS_BF16;
 }
 
-/* Numbers, also from integers: rewards are counts often, and desirable is a bool. */
+/* Reads integers as doubles, too: rewards are often counts, and desirable is a bool. */
 static inline void *dump_as_numbers_of_any(dump *d, int64_t rank,
                                            const seqpar_safetensors_tensor *t) {
     int64_t *whole;
@@ -291,14 +293,14 @@ static inline void *dump_as_numbers_of_any(dump *d, int64_t rank,
     return out;
 }
 
-/* What rounding may do to a number of this type, relative to it. */
+/* The unit roundoff of a type: a relative error. */
 static inline double dump_unit_of(seqpar_safetensors_dtype dtype) {
     return dtype == SEQPAR_SAFETENSORS_BF16  ? UNIT_BF16
            : dtype == SEQPAR_SAFETENSORS_F16 ? UNIT_F16
                                              : UNIT_F32; /* F64: computed in F32, mostly */
 }
 
-/* The largest of all ranks. */
+/* The largest unit of the tensor's types on the ranks of the replica. */
 static inline double dump_unit(const dump *d, int64_t dp, int64_t micro, const char *what) {
     double unit = 0;
     for (int64_t r = dp * d->sp; r < (dp + 1) * d->sp; r++) {
@@ -308,7 +310,7 @@ static inline double dump_unit(const dump *d, int64_t dp, int64_t micro, const c
     return unit;
 }
 
-/* The same number, as far as ranks that compute it for themselves may have it. */
+/* Integers must be equal; others may differ by 1e-5, relative: ranks may compute their own. */
 static inline int dump_same(const void *a, const void *b, int integers) {
     double x, y;
     if (!memcmp(a, b, 8) || integers) return !memcmp(a, b, 8);
@@ -330,8 +332,8 @@ static inline char *dump_documents_of(dump *d, int64_t r, int64_t micro, const c
     return NULL;
 }
 
-/* A tensor of documents, which is the same on all ranks that have it. NULL where none has,
-   where nobody says which documents there are, or with d->error. */
+/* A tensor of documents, which must be the same on all ranks that have it. NULL: no rank has
+   it, there is no cu_seqlens (sets row->unread if a rank has it), or d->error is set. */
 static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, const char *what,
                                         dump_row *row, dump_reader read) {
     char *out = NULL;
@@ -361,8 +363,8 @@ static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, cons
     return NULL;
 }
 
-/* The unit of what trained tokens' numbers were before they were written in a wider type; 0:
-   they have all bits of it, or are too few to tell. */
+/* If all numbers of supervised tokens fit a type of 16 bits, they were rounded to it before
+   they were written in a wider type: its unit. 0: some do not fit, or too few differ. */
 static inline double row_narrow_unit(const dump_row *row, const double *x) {
     double unit = UNIT_F32, last = 0;
     int64_t different = 0;
@@ -384,7 +386,7 @@ static inline void row_note_unit(dump_row *row, int i, double unit) {
     memcpy((char *)row + row_numbers[i].unit, &unit, sizeof unit);
 }
 
-/* All numbers. 0, or -1 with d->error. */
+/* Reads all tensors of row_numbers. 0, or -1 with d->error. */
 static inline int dump_read_numbers(dump *d, int64_t dp, int64_t micro, dump_row *row) {
     for (int i = 0; !d->error.status && i < ROW_NUMBERS; i++) {
         const char *name = row_numbers[i].name;
@@ -420,7 +422,7 @@ static inline int dump_read_row(dump *d, int64_t dp, int64_t micro, dump_row *ro
                     (long long)d->sp, (long long)row->tokens, DUMP_TOKENS_MAX);
         return -1;
     }
-    if (!have) return 0; /* nobody knows where a token belongs */
+    if (!have) return 0; /* without index, tokens cannot be put in order */
     if (dump_documents(d, dp, micro, row) || dump_place(d, dp, micro, row, found)) return -1;
     row->ids = dump_gather_integers(d, dp, micro, "ids", row, 0);
     row->positions = dump_gather_integers(d, dp, micro, "positions", row, 0);

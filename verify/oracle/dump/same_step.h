@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* same_step.h - whether two dumps are of one step: gradients of other texts have nothing to do
- * with each other, whatever a trainer did. */
+/* same_step.h - whether two dumps are of the same step. Gradients of different texts cannot be
+ * compared: they differ even without a mistake. */
 #ifndef ORACLE_SAME_STEP_H
 #define ORACLE_SAME_STEP_H
 #include "rows.h"
 
-/* Tokens of a document that are compared at a time; a shorter document is compared whole. */
+/* Length of a run: consecutive tokens of one document, which are compared as a whole. A shorter
+   document is one run. */
 enum { SAME_TOKENS = 16 };
 
-/* Digests of all such runs of tokens of a dump, in ascending order. */
+/* Digests of all runs of a dump, in ascending order. */
 typedef struct text_runs {
-    uint64_t *digests; /* (count), room for (most) */
+    uint64_t *digests; /* (count), allocated: most */
     int64_t count, most;
-    int unknown; /* some tokens have no ids or no place */
+    int unknown; /* ids are missing, or index is wrong or incomplete */
 } text_runs;
 
 static inline int digests_ascend(const void *a, const void *b) {
@@ -77,8 +78,9 @@ static inline int64_t runs_found(const text_runs *these, const text_runs *in) {
     return found;
 }
 
-/* Both ways: a trainer that gives all replicas the same texts, or leaves some out, has a part of
-   the wanted ones. */
+/* 0 if at least half of the runs of either dump are in the other: a trainer that drops texts,
+   or repeats them on all replicas, has only some of the wanted runs. 0 also if runs are
+   unknown. Else -1 with want->error. */
 static inline int same_texts(dump *d, dump *want, const text_runs *got,
                              const text_runs *wanted) {
     int64_t found;
@@ -94,7 +96,7 @@ static inline int same_texts(dump *d, dump *want, const text_runs *got,
     return -1;
 }
 
-/* 0; -1 with the error of one of them. */
+/* 0, or -1 with d->error or want->error. */
 static inline int same_step(dump *d, dump *want) {
     const char *step = seqpar_safetensors_metadata(d->ranks[0].file, "step");
     const char *other = seqpar_safetensors_metadata(want->ranks[0].file, "step");

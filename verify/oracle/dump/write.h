@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* write.h - what dumps that are written have in common: tokens dealt to ranks, each rank's
- * share of a row, numbers in the type they are to have, and the folder. */
+/* write.h - functions for all programs that write dumps: make the folder, split a row's tokens
+ * over ranks, take a rank's tokens from a tensor, convert numbers to the type of a file. */
 #ifndef ORACLE_WRITE_H
 #define ORACLE_WRITE_H
 #include <errno.h>
@@ -22,7 +22,7 @@ static inline void remove_folder(const char *path) {
     nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* OUT/NAME, or OUT itself where the name is "". 0, or -1 with the error set. */
+/* Makes folder OUT/NAME, or OUT if the name is "". 0, or -1 with the error set. */
 static inline int write_folder(seqpar_error *error, const char *out, const char *name) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s%s%s", out, *name ? "/" : "", name);
@@ -34,7 +34,7 @@ static inline int write_folder(seqpar_error *error, const char *out, const char 
 
 /* ---- tokens ---- */
 
-/* Room for who holds what of row->tokens. 0, or -1: no memory. */
+/* Allocates rank, local, next, gathered and order of the row. 0, or -1: no memory. */
 static inline int write_row_room(dump_row *row) {
     int64_t **each[] = {&row->rank, &row->local, &row->next, &row->gathered, &row->order};
     for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
@@ -45,7 +45,7 @@ static inline int write_row_room(dump_row *row) {
     return 0;
 }
 
-/* The document that has token t, as [*begin, *end); tokens behind the last one are one more. */
+/* The document of token t as [*begin, *end); padding counts as one more document. */
 static inline void write_document(const dump_row *row, int64_t t, int64_t *begin,
                                   int64_t *end) {
     *begin = row->docs ? row->cu_seqlens[row->docs] : 0;
@@ -58,8 +58,9 @@ static inline void write_document(const dump_row *row, int64_t t, int64_t *begin
     }
 }
 
-/* The position that holds token t, as frameworks deal a row: in slots whose lengths differ by one
-   token at most, of which a zigzag gives each position one forth and one back. */
+/* The member of the sequence's ranks that holds token t, as frameworks split a row. All layouts
+   but stripe cut it, or each document, into slots whose lengths differ by at most one token; in
+   a zigzag, member p has slots p and 2 sp - 1 - p. */
 static inline int64_t write_holder(const dump_row *row, int64_t t, int64_t sp, int layout) {
     int64_t begin = 0, end = row->tokens;
     int64_t slots = layout == SEQPAR_LAYOUT_CONTIGUOUS ? sp : 2 * sp;
@@ -69,8 +70,8 @@ static inline int64_t write_holder(const dump_row *row, int64_t t, int64_t sp, i
     return slot < sp ? slot : 2 * sp - 1 - slot;
 }
 
-/* Who holds which token, as the layout deals them to the ranks from `first` on. 0, or -1 with
-   the error set. */
+/* Splits the row by layout over sp ranks from `first` on: fills rank, local, next, gathered and
+   order. 0, or -1 with the error set. */
 static inline int write_deal(seqpar_error *error, dump_row *row, int64_t first, int64_t sp,
                              int layout) {
     int64_t *own = (int64_t *)calloc((size_t)row->tokens + 1, sizeof *own), before = 0;
@@ -95,8 +96,8 @@ static inline int64_t write_held(const dump_row *row, int64_t rank) {
     return n;
 }
 
-/* What rank `rank` holds of a row, in its order: columns elements of 8 bytes each; NULL: no
-   memory. rank -1: all, in order of tokens. */
+/* A rank's tokens of a row's tensor, in the rank's order: `columns` elements of 8 bytes per
+   token. rank -1: all tokens, in the row's order. To be freed; NULL: no memory. */
 static inline void *write_share(const dump_row *row, int64_t rank, const void *from,
                                 int64_t columns) {
     char *to = (char *)calloc((size_t)(row->tokens * columns) + 1, 8);
@@ -112,7 +113,8 @@ static inline int write_is_integer(const char *what) {
            !strcmp(what, "labels") || !strcmp(what, "cu_seqlens");
 }
 
-/* A rank's share of a tensor of the row, as it is, onto its page; from NULL: nothing. */
+/* Adds a rank's tokens of a row's tensor to its page. heads 0: shape (n); else (n, heads), or
+   (n, heads, columns / heads). from NULL: adds nothing. */
 static inline void page_put(page *p, const dump_row *row, int64_t rank, int64_t micro,
                             const char *what, const void *from, int64_t columns,
                             int64_t heads) {
@@ -130,7 +132,7 @@ static inline void page_put(page *p, const dump_row *row, int64_t rank, int64_t 
         share);
 }
 
-/* A page of all parameters from an array of the model's elements, names with a prefix. */
+/* Adds all parameters of the model to the page, names get the prefix. elements is borrowed. */
 static inline void page_parameters(page *p, const char *prefix, const seqpar_llama *model,
                                    const double *elements) {
     for (int64_t i = 0; i < model->tensor_count; i++) {
@@ -146,8 +148,8 @@ static inline void page_parameters(page *p, const char *prefix, const seqpar_lla
 
 /* ---- numbers ---- */
 
-/* The nearest number of so many bits, of two the even one; below 2^(least - 1) they are as far
-   apart as there. */
+/* Rounds x to `bits` bits of significand, ties to even. Numbers below 2^(least - 1) are
+   subnormal: they have the spacing of numbers at that limit. */
 static inline double write_rounded(double x, int bits, int least) {
     int exponent;
     double unit;
@@ -157,7 +159,7 @@ static inline double write_rounded(double x, int bits, int least) {
     return rint(x / unit) * unit;
 }
 
-/* x has 11 bits already; 65536 and more become Inf. */
+/* x is already rounded to 11 bits; |x| of 65536 and more becomes Inf. */
 static inline uint16_t write_f16(double x) {
     uint16_t sign = signbit(x) ? 0x8000 : 0;
     double size = fabs(x);
@@ -169,7 +171,7 @@ static inline uint16_t write_f16(double x) {
     return (uint16_t)(sign | (((exponent + 14) << 10) + (int)size));
 }
 
-/* One number in that type. Returns it as it can be read then. */
+/* Writes x in that type to `to`. Returns the number that a reader gets. */
 static inline double write_number(char *to, double x, seqpar_safetensors_dtype dtype) {
     float f = (float)x;
     uint16_t half;
@@ -188,7 +190,7 @@ static inline double write_number(char *to, double x, seqpar_safetensors_dtype d
     return (double)seqpar_safetensors_bf16_to_f32(half);
 }
 
-/* The first of n numbers that is finite, and not so in that type; -1: none. to: room for n. */
+/* Writes n numbers in that type. Returns the first finite one that it makes Inf; -1: none. */
 static inline int64_t write_numbers(char *to, const double *x, int64_t n,
                                     seqpar_safetensors_dtype dtype) {
     int64_t bytes = seqpar_safetensors_dtype_bytes(dtype), first = -1;
@@ -198,7 +200,7 @@ static inline int64_t write_numbers(char *to, const double *x, int64_t n,
     return first;
 }
 
-/* I64 or I32; the first that has no room, -1: none. */
+/* Writes n integers as I64 or I32. Returns the first that does not fit; -1: none. */
 static inline int64_t write_integers(char *to, const int64_t *x, int64_t n,
                                      seqpar_safetensors_dtype dtype) {
     int64_t first = -1;

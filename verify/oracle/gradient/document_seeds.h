@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* document_seeds.h - dL/dlogp of DPO and KTO and dL/dvalue of RM, whose losses are of whole
- * documents (pairs.h, kto.h): the slope of a document's or a pair's loss, handed to the tokens
- * that its number is made of. */
+/* document_seeds.h - dL/dlogp of DPO and KTO, and dL/dvalue of RM. Their losses are functions
+ * of whole documents (pairs.h, kto.h): a token's seed is the derivative of its document's or
+ * pair's loss. */
 #ifndef ORACLE_DOCUMENT_SEEDS_H
 #define ORACLE_DOCUMENT_SEEDS_H
 #include "oracle/loss/losses.h"
 #include "seeds.h"
 
-/* How a document's log-probs are put together, beside those of kto.h: each rank takes its
-   own alone. */
+/* Ways to compute h beside those of kto.h. H_OF_PARTS: each rank uses its own tokens only.
+   H_OF_PARTS_WITH_Z: h is right, but each rank has its own z. */
 enum { H_OF_PARTS = H_WAYS, H_OF_PARTS_WITH_Z };
-enum { Z_OF_PARTS = Z_WAYS }; /* by each rank's reported loss */
+enum { Z_OF_PARTS = Z_WAYS }; /* each rank's z, solved from the loss that it reports */
 
 typedef struct document_way {
     const char *name, *how;
     int h, z, swapped;
-    int grouping, last; /* grouping: of means over documents, or pairs; BY_ALL: one */
-    int trained;        /* KTO: documents with a supervised token alone */
+    int grouping, last; /* grouping: of the means; last: only the last micro-batch counts */
+    int trained;        /* KTO: documents without a supervised token are left out */
 } document_way;
 
-/* What ranks make of log-probs, in either objective. */
+/* Wrong ways to compute h from log-probs, for DPO and for KTO. */
 /* clang-format off */
 #define LOG_PROB_WAYS \
     {.name = "sigmoid_of_parts", .h = H_OF_PARTS, .grouping = BY_ALL}, \
@@ -64,7 +64,8 @@ static const document_way kto_ways[] = {
     {.name = "mean_of_means", .grouping = BY_REPLICA_MICRO},
     {.name = "micro_batches_lost", .grouping = BY_ALL, .last = 1}};
 
-/* Of RM, h is a score: one of documents.h, or one of those below. */
+/* For RM, h selects the score, a SCORE_* of documents.h or one of these, and z selects how
+   RM_PARTS combines the ranks' values. */
 enum { RM_AVERAGED = SCORES, RM_ADDED, RM_OF_PARTS, RM_PARTS, RM_NEXT, RM_PREVIOUS };
 static const document_way rm_ways[] = {
     {.name = NULL, .grouping = BY_ALL},
@@ -105,7 +106,7 @@ enum {
     RM_SEEDS = sizeof rm_ways / sizeof *rm_ways
 };
 
-/* ---- the step's documents, with the log-probs or values that count ---- */
+/* ---- the step's documents, with log-probs or values of the seed set ---- */
 
 typedef struct document_seeds {
     seed_set *s;
@@ -172,7 +173,8 @@ static inline double document_weight(const document_seeds *b, int64_t i) {
 
 /* ---- log-probs: DPO and KTO ---- */
 
-/* dL/dh of a document to its tokens; member -1: those of all ranks. */
+/* Adds slope, dL/dh of document i, to the seeds of its tokens on that member of the sequence;
+   member -1: on all ranks. */
 static inline void seed_log_probs(document_seeds *b, int64_t i, int64_t member, double slope) {
     const document *o = &b->documents.of[i];
     int64_t at = document_row(b, i);
@@ -188,7 +190,7 @@ static inline void seed_log_probs(document_seeds *b, int64_t i, int64_t member, 
     }
 }
 
-/* What the document's h is; member -1: of all ranks. */
+/* h of document i: for H_OF_PARTS from the member's tokens, else from those of all ranks. */
 static inline double document_h(const document_seeds *b, int64_t i, int64_t member) {
     if (member >= 0 && b->way->h == H_OF_PARTS)
         return part_margin(&b->documents.part[i * b->f->sp + member]);
@@ -215,7 +217,7 @@ static inline void seed_kto_document(document_seeds *b, int64_t i, int64_t membe
     seed_log_probs(b, i, member, desirable != 0 ? -slope : slope);
 }
 
-/* z of each rank's own tokens, from the loss that it reports. 0: there is none such. */
+/* Solves for the z of each rank that gives the loss it reports. 0: there is no solution. */
 static inline int document_solve_z(document_seeds *b) {
     dump *d = b->s->f->d;
     if (b->f->accumulation > 1 || b->f->sp == 1 || b->f->world > b->f->sp) return 0;
@@ -231,7 +233,7 @@ static inline int document_solve_z(document_seeds *b) {
 
 /* ---- values: RM ---- */
 
-/* The token whose value a document's score is; -1: it is none of the row's. */
+/* The token whose value is taken for the document's score; -1: the row has none. */
 static inline int64_t score_token(const document_seeds *b, int64_t i, int how) {
     const document *o = &b->documents.of[i];
     const dump_row *row = &b->s->f->rows[document_row(b, i)];
@@ -242,7 +244,7 @@ static inline int64_t score_token(const document_seeds *b, int64_t i, int how) {
     if (how == SCORE_GATHERED)
         return row->order[end - 1] < row_end(row) ? row->order[end - 1] : -1;
     if (how != SCORE_RANK_END) return end - 1;
-    for (int64_t t = begin; t < end; t++) /* the last row of the last rank that has one */
+    for (int64_t t = begin; t < end; t++) /* the last rank's last token of the document */
         if (at < 0 || row->rank[t] > row->rank[at] ||
             (row->rank[t] == row->rank[at] && row->local[t] > row->local[at]))
             at = t;
@@ -267,8 +269,8 @@ static inline double score_parts_factor(const document_seeds *b, int64_t i) {
     return b->way->z == 0 ? 1 : b->way->z == 1 ? 1 / (double)b->f->sp : 1 / held;
 }
 
-/* Adds dL/dscore of document i to the values that the score is made of; returns the score.
-   slope 0: the score alone. NaN: there is none. */
+/* Adds slope, dL/dscore of document i, to the seeds of the tokens whose values give the score.
+   Returns the score; NaN: there is none. With slope 0 it changes no seed. */
 static inline double seed_score(document_seeds *b, int64_t i, int64_t member, double slope) {
     const double *values = b->s->logp[document_row(b, i)];
     double *to = b->s->of[document_row(b, i)], factor = 1, score = 0;
@@ -305,7 +307,7 @@ static inline void seed_rm_pair(document_seeds *b, int64_t i, int64_t member) {
     seed_score(b, i + 1, member, -slope);
 }
 
-/* ---- all of it ---- */
+/* ---- seeds of the step ---- */
 
 static inline int documents_are_known(const seed_set *s) {
     const dump_facts *f = &s->f->d->facts;
@@ -342,7 +344,7 @@ static inline void seed_one(document_seeds *b, int64_t i) {
             seed_kto_document(b, i, r);
 }
 
-/* Whether the way can be another than the right one on these ranks. */
+/* Can the way differ from the right one with this number of ranks and replicas? */
 static inline int document_way_matches(document_seeds *b) {
     const document_way *w = b->way;
     int64_t replicas = b->f->world / b->f->sp;

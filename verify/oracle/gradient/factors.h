@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* factors.h - gradients that are multiples of the wanted ones: one factor on all tensors, or
- * several on some. */
+ * different factors on groups of tensors. */
 #ifndef ORACLE_FACTORS_H
 #define ORACLE_FACTORS_H
 #include "gradient_pairs.h"
 #include "oracle/verdict/law.h"
 
-enum { FACTOR_GROUPS = 4, FACTOR_SHOWS = 8 }; /* SHOWS: as many are no multiple by chance */
+enum { FACTOR_GROUPS = 4, FACTOR_SHOWS = 8 }; /* SHOWS: fewer elements may fit by chance */
 typedef struct factor_group {
     likeness like; /* of its tensors together */
     int64_t count;
@@ -14,14 +14,14 @@ typedef struct factor_group {
 
 typedef struct factor_groups {
     factor_group of[FACTOR_GROUPS + 1]; /* 0: tensors that are right */
-    int count;                          /* beside 0 */
-    int64_t rest;                       /* tensors that are no multiple, or of further groups */
+    int count;                          /* groups, without group 0 */
+    int64_t rest;                       /* tensors in no group, see group_factors */
 } factor_groups;
 
 static inline double own_factor(const likeness *l) { return l->got_want / l->want_want; }
 
-/* A factor's own error: noise that has nothing to do with the gradient turns it by less than
-   the noise is long. */
+/* law.noise is the error of the factor. The relative residual bounds it: noise that is
+   independent of the gradient changes the factor by less than the noise's own length. */
 static inline law factor_law(const gradient_check *c, const likeness *like) {
     double distance = distance_from(like, own_factor(like));
     return (law){.got = own_factor(like),
@@ -39,7 +39,8 @@ static inline void judge_factor(gradient_check *c) {
     law_judge(&l, &c->s->v);
 }
 
-/* A mistake explains the gradient but for a factor: what makes that is named beside it. */
+/* A mistake explains the gradient up to a factor. If just one mistake gives the factor, names
+   it, too. */
 static inline void name_way_factor(const gradient_check *c, verdict *v) {
     law l = factor_law(c, &c->all);
     verdict one;
@@ -55,7 +56,7 @@ static inline void names_take(verdict *v, const verdict *from) {
     v->all = from->all;
 }
 
-/* ---- several ---- */
+/* ---- different factors on groups of tensors ---- */
 
 static inline int is_multiple(const gradient_check *c, int64_t i, double factor) {
     return distance_from(&c->each[i].like, factor) <= c->tolerance;
@@ -67,7 +68,8 @@ static inline void factor_group_add(gradient_check *c, factor_groups *g, int64_t
     likeness_add(&g->of[group].like, &c->each[i].like);
 }
 
-/* group -1 in each: neither right nor a multiple. A tensor that is 0 has the factor 0. */
+/* Puts each tensor into the group of its factor. group -1: neither right nor a multiple, or all
+   zeros, which would be a factor of 0. */
 static inline void group_factors(gradient_check *c, factor_groups *g) {
     memset(g, 0, sizeof *g);
     for (int64_t i = 0; i < c->n; i++) {
@@ -87,9 +89,9 @@ static inline void group_factors(gradient_check *c, factor_groups *g) {
     for (int64_t i = 0; i < c->n; i++) g->rest += c->each[i].group < 0;
 }
 
-/* ---- which tensors they are ---- */
+/* ---- names of a group's tensors ---- */
 
-/* Whether one of the name's parts, as layers or q_proj, is `part`, of that length. */
+/* Is `part` a component of the name between dots, such as layers or q_proj? */
 static inline int has_part(const char *name, const char *part, size_t length) {
     while (*name) {
         size_t own = strcspn(name, ".");
@@ -99,7 +101,7 @@ static inline int has_part(const char *name, const char *part, size_t length) {
     return 0;
 }
 
-/* Whether all tensors with that part in their names are of the group, and several. */
+/* Is the component in the names of at least two tensors, and are all of these in the group? */
 static inline int part_is_of_group(const gradient_check *c, const char *part, size_t length,
                                    int group) {
     int64_t count = 0;
@@ -111,7 +113,8 @@ static inline int part_is_of_group(const gradient_check *c, const char *part, si
     return count > 1;
 }
 
-/* The first part of the name that all tensors of the group alone have; NULL: none. */
+/* The first component of tensor i's name, no number, that only tensors of its group have; NULL:
+   none. */
 static inline const char *part_of_group(const gradient_check *c, int64_t i, size_t *length) {
     const char *name = c->each[i].name;
     while (*name) {
@@ -155,9 +158,10 @@ static inline int group_is_of(const gradient_check *c, int group, const char *co
     return 1;
 }
 
-/* ---- what is said ---- */
+/* ---- verdict ---- */
 
-/* Scales that give the group's factor: into v, with all set if it takes two. */
+/* Names in v the mistakes that give the group's factor. v->all is set if it takes two of them
+   together. */
 static inline void name_group(const gradient_check *c, const factor_group *g, int group,
                               verdict *v) {
     static const char *const of_keys[] = {"k_proj", "v_proj", "kv", NULL};
@@ -181,8 +185,8 @@ static inline int group_shows(const gradient_check *c, int group) {
     return count >= FACTOR_SHOWS;
 }
 
-/* What one factor's mistakes are called: of one group all that may be it, of several those that
-   have one name each, for both were made. */
+/* Names the mistakes of all groups. For one group these are all candidates. Of several groups
+   each must have one explanation, since all of them were made; else none is named. */
 static inline void name_groups(const gradient_check *c, const factor_groups *g, verdict *v) {
     for (int group = 1; group <= g->count; group++) {
         verdict one = {.count = 0};
@@ -222,7 +226,7 @@ static inline void say_rest(const gradient_check *c, const factor_groups *g, ver
     }
 }
 
-/* No one factor explains all tensors: which do, on which? */
+/* No single factor explains all tensors: finds several factors and the tensors of each. */
 static inline void judge_factors(gradient_check *c) {
     verdict *v = stage_begin(c->s, VERDICT_WRONG);
     factor_groups g;
@@ -237,9 +241,9 @@ static inline void judge_factors(gradient_check *c) {
         name_groups(c, &g, v);
 }
 
-/* Tensors that are too small to show in the sum and have a factor of their own: a mistake's, or
-   one that is far from 1, for the bias of rounding is parallel to a gradient, too. What is no
-   multiple may be a gradient that cancels, and rounding alone. */
+/* Judges tensors too small to show in the distance over all. A factor is wrong only if a
+   mistake gives it or it is far from 1, because rounding bias can be parallel to a gradient. A
+   tensor that is no multiple may have a gradient that cancels down to rounding. */
 static inline void judge_small_ones(gradient_check *c) {
     factor_groups g;
     int wrong = 0;

@@ -1,39 +1,39 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* gradient_pairs.h - gradients of a dump beside those of another run of the same step, usually on
- * one rank, parameter by parameter. After all reductions and before clip. */
+/* gradient_pairs.h - compares gradients of a dump, parameter by parameter, with those of
+ * another run of the same step, usually on one rank: after all reductions and before clip. */
 #ifndef ORACLE_GRADIENT_PAIRS_H
 #define ORACLE_GRADIENT_PAIRS_H
 #include <math.h>
 #include "oracle/dump/param_ranges.h"
 #include "oracle/verdict/stages.h"
 
-/* ---- against the wanted ones ---- */
+/* ---- the dump's gradients against the wanted ones ---- */
 
 typedef struct gradient_pair {
     char name[128];
     likeness like;
     int64_t count; /* of elements */
-    int group;     /* while factors are sought: tensors with one factor; 0: none yet */
+    int group;     /* of tensors with the same factor, by group_factors (factors.h) */
 } gradient_pair;
 
 typedef struct gradient_check {
     dump *d, *want;
     stage *s;
     double tolerance;
-    gradient_pair *each; /* (n), room for (most) */
+    gradient_pair *each; /* (n), allocated for (most) */
     int64_t n, most;
     int64_t missing; /* wanted, and not in the dump: frozen, perhaps */
     likeness all;
-    double way_factor; /* between the gradient and that of the mistake that was named last */
+    double way_factor; /* of the dump's gradient to that of the mistake that was named last */
 } gradient_check;
 
-/* What a page shows and a verdict does not hold. */
+/* What an HTML page shows beside the verdict. */
 typedef struct details {
     gradient_pair *each; /* (n) */
     int64_t n;
-    double limit;      /* of their distance */
-    double **logp;     /* (rows) the right ones by token; NULL: none */
-    int64_t rows;      /* replica after replica, of each its micro-batches */
+    double limit;      /* of the gradients' distance */
+    double **logp;     /* (rows) right log-probs by token; NULL: none */
+    int64_t rows;      /* in the order of replicas, then micro-batches */
     double logp_limit; /* relative, of all log-probs together */
 } details;
 
@@ -58,7 +58,7 @@ static inline int details_keep(details *more, const gradient_check *c) {
     return 0;
 }
 
-/* Ranks differ: what comes out of one reducer is the same on all. */
+/* Says if ranks' copies of a gradient differ: after a reduction all copies are equal. */
 static inline void judge_copies(stage *s, const whole *w, const char *name, double tolerance) {
     verdict *v;
     if (w->distance <= tolerance || s->judged) return;
@@ -83,7 +83,7 @@ static inline int gradient_reserve(gradient_check *c) {
     return -1;
 }
 
-/* If both have the parameter, then with as many elements. */
+/* If both dumps have the parameter, its sizes must be equal. 0, or -1 with d->error. */
 static inline int gradients_match(gradient_check *c, const char *name, const whole *got,
                                   const whole *wanted) {
     if (!got->values || got->count == wanted->count) return 0;

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* gradient_weights.h - a gradient that is wrong by how shares of it are weighed: those of ranks, of
- * replicas, of rows.
+/* gradient_weights.h - a gradient that is a sum of shares with wrong weights: shares of ranks,
+ * replicas or rows.
  *
- * Two things tell. The wanted dump may be of several ranks with one row each, say, whose local.
- * tensors are shares W_q of the right gradient: got = sum_q c_q W_q, and mistakes have their
- * own c_q.
- * Or the dump's own local. tensors G_r are weighed wrongly: wanted = sum_r x_r G_r. Where ranks
- * share a sequence that holds of some parameters alone, those behind the last exchange of keys
- * and values: of others a rank's gradient has parts of other ranks' losses. */
+ * There are two tests. If the wanted dump has one row per rank, its local. tensors are shares
+ * W_q of the right gradient: got = sum_q c_q W_q, and each mistake has known c_q.
+ * Else the dump's own local. tensors G_r are the shares: wanted = sum_r x_r G_r. If ranks share
+ * a sequence, this holds only for parameters behind the last exchange of keys and values: for
+ * others, a rank's gradient includes parts of other ranks' losses. */
 #ifndef ORACLE_GRADIENT_WEIGHTS_H
 #define ORACLE_GRADIENT_WEIGHTS_H
 #include "factors.h"
@@ -17,7 +16,7 @@
 #endif
 enum { SHARE_FORMS = 12 };
 
-/* ---- products of a target and of shares ---- */
+/* ---- inner products of a target and of shares ---- */
 
 typedef struct share_products {
     double of[SHARES + 1][SHARES + 1]; /* 0: the target */
@@ -36,7 +35,7 @@ static inline void products_add(share_products *p, const double *const *x, int64
     p->elements += count;
 }
 
-/* The target with the shares weighed by w. */
+/* The likeness of the target with the sum of the shares, weighted by w. */
 static inline likeness products_like(const share_products *p, const double *w, int64_t n) {
     likeness l = {.got_got = p->of[0][0]};
     for (int64_t i = 0; i < n; i++) {
@@ -46,8 +45,8 @@ static inline likeness products_like(const share_products *p, const double *w, i
     return l;
 }
 
-/* The nearest sum of shares: least squares, by elimination; a share that others are made of, or
-   that is 0, has weight 0. */
+/* Weights w of the sum of shares that is nearest to the target: least squares by Gauss-Jordan
+   elimination. A share that is 0, or depends linearly on those before it, has weight 0. */
 static inline void products_solve(const share_products *p, int64_t n, double *w) {
     static double a[SHARES][SHARES + 1];
     int used[SHARES] = {0};
@@ -69,8 +68,8 @@ static inline void products_solve(const share_products *p, int64_t n, double *w)
 /* ---- rows and their counts ---- */
 
 typedef struct share_row {
-    uint64_t key; /* of documents and ids */
-    double count; /* of labels */
+    uint64_t key; /* hash of documents and ids */
+    double count; /* supervised labels */
 } share_row;
 
 typedef struct share_rows {
@@ -142,9 +141,10 @@ static inline double share_micro_count(const share_rows *s, int64_t micro) {
     return sum;
 }
 
-/* ---- ways to weigh them ---- */
+/* ---- weights of the shares, by mistake ---- */
 
-/* groups, filled: how many means there are, and of how many tokens; 0: rows are lost. */
+/* groups: how many means are averaged, 0: rows are lost; filled: how many of them have a
+   token. */
 typedef struct share_form {
     const char *of;
     double w[SHARES];
@@ -165,20 +165,22 @@ static inline share_form *form_begin(share_forms *f, const char *of, double grou
     return one;
 }
 
-/* A mean over N tokens becomes the mean of groups' means: each token weighs N / (groups n). */
+/* If a mean over N tokens becomes a mean of groups' means, a token of a group of n tokens gets
+   N / (groups n) times its weight. */
 static inline double mean_weight(double all, double groups, double own) {
     return own > 0 ? all / (groups * own) : 0;
 }
 
-/* ---- what is said ---- */
+/* ---- verdict ---- */
 
-/* Two mistakes at once take a closer fit than one: there are more of them. In 16 bits a fourth
-   of the tolerance is four roundings. */
+/* A pair of mistakes must fit more closely than one mistake: there are more pairs. In 16 bits a
+   fourth of the tolerance is four roundings. */
 static inline double pair_limit(const gradient_check *c) {
     return c->tolerance > 4e-3 ? c->tolerance / 4 : 1e-3;
 }
 
-/* The means that fit: how they were put together shows in the factor that is left. */
+/* The form fits the gradient up to a factor, which tells how the groups' means were combined:
+   averaged, averaged over non-empty groups, or summed. */
 static inline void name_means_of(const gradient_check *c, const share_form *form, double factor,
                                  double noise, verdict *v) {
     double filled = form->groups / form->filled, sum = form->groups;
@@ -189,7 +191,7 @@ static inline void name_means_of(const gradient_check *c, const share_form *form
     l.tolerance = noise > 1e-3 ? noise : 1e-3;
     l.noise = 0;
     if (v->all && (law_equal(&l, factor, 1) || law_equal(&l, factor, sum)))
-        v->count = v->all = 0; /* one is likelier than two */
+        v->count = v->all = 0; /* one mistake is likelier than a pair */
     if (law_equal(&l, factor, 1)) {
         verdict_name(v, mistake_named("mean_of_means"));
         if (strstr(form->of, "ranks")) verdict_name(v, mistake_named("own_mean_alone"));
@@ -228,15 +230,15 @@ static inline void name_lost(const gradient_check *c, const share_form *form, do
 typedef struct want_shares {
     gradient_check *c;
     share_products products;
-    int64_t missing; /* parameters without local. tensors on all ranks */
+    int64_t missing; /* parameters whose local. tensor is not on all ranks in the right size */
 } want_shares;
 
 static inline void free_all(double **x, int64_t n) {
     for (int64_t i = 0; i < n; i++) free(x[i]);
 }
 
-/* One parameter's local. tensors of all ranks into x[1] on. 1; 0: some rank has none, or one of
-   another size; -1 with d->error. */
+/* Reads one parameter's local. tensors of all ranks into x[1], x[2], ... Returns 1; 0: some
+   rank has none, or one of another size; -1 with d->error. */
 static inline int read_locals(dump *d, const char *parameter, int64_t count, double **x) {
     tensor_name name;
     tensor_of(&name, "local.", parameter);
@@ -266,7 +268,8 @@ static inline int add_want_shares(void *user, const char *parameter) {
     return status || found < 0 ? -1 : 0;
 }
 
-/* Of each rank of the wanted dump: which row of the dump it has, -1 for several or none. */
+/* Finds for each rank of the wanted dump the dump's row with the same documents and ids. 0:
+   some rank has none, or the two dumps' rows do not correspond. */
 static inline int match_rows(const share_rows *got, const share_rows *want, int64_t *row) {
     for (int64_t q = 0; q < want->replicas; q++) {
         row[q] = -1;
@@ -346,9 +349,9 @@ static inline int judge_want_shares(gradient_check *c, const share_rows *got) {
 typedef struct rank_shares {
     gradient_check *c;
     const share_forms *forms;
-    likeness like[SHARE_FORMS];             /* of the sums that can be judged */
-    likeness reduced;                       /* of the gradient with the sum of all ranks' own */
-    int64_t judged, fit[SHARE_FORMS], even; /* even: fit with equal weights */
+    likeness like[SHARE_FORMS];             /* of the wanted gradient with each form's sum */
+    likeness reduced;                       /* of the dump's gradient with the sum of local. */
+    int64_t judged, fit[SHARE_FORMS], even; /* parameters; even: fit with equal weights */
 } rank_shares;
 
 static inline void judge_rank_shares(rank_shares *s, const share_products *p, int64_t shares) {
@@ -370,6 +373,8 @@ static inline void judge_rank_shares(rank_shares *s, const share_products *p, in
     }
 }
 
+/* Fits a parameter's wanted gradient by the ranks' local. tensors. Compares the dump's gradient
+   with their plain sum, too: judge_own_shares takes the reducer's factor from it. */
 static inline int add_rank_shares(void *user, const char *parameter) {
     rank_shares *s = (rank_shares *)user;
     dump *d = s->c->d;
@@ -396,7 +401,7 @@ static inline int add_rank_shares(void *user, const char *parameter) {
     return status || found < 0 ? -1 : 0;
 }
 
-/* What undoes means of means: x_r is in proportion to the count of the group that r is of. */
+/* Weights that undo a mean of means: x_r is proportional to the token count of r's group. */
 static inline void rank_forms(share_forms *f, const share_rows *got, const dump *d) {
     int64_t world = d->world, sp = d->sp, replicas = world / sp;
     share_form *one;
@@ -409,7 +414,7 @@ static inline void rank_forms(share_forms *f, const share_rows *got, const dump 
     }
     if (sp > 1 && replicas > 1) {
         one = form_begin(f, "a sequence's ranks", (double)sp);
-        one->filled = (double)sp; /* replicas may differ in it: then the factor says nothing */
+        one->filled = (double)sp; /* may differ by replica; then no factor shows it */
         for (int64_t r = 0; r < world; r++) {
             double of_replica = share_replica_count(got, r / sp);
             one->w[r] = of_replica > 0 ? got->by_rank[r] * (double)sp / of_replica : 0;
@@ -445,7 +450,7 @@ static inline int judge_own_shares(gradient_check *c, const share_rows *got) {
     return v->count > 0;
 }
 
-/* Of gradients that no factor explains. 0, or -1 with the error of one of the dumps. */
+/* Judges gradients that no factor explains. 0, or -1 with the error of one of the dumps. */
 static inline int judge_shares(gradient_check *c) {
     share_rows got;
     int found = share_rows_read(c->d, &got);

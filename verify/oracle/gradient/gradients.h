@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* gradients.h - gradients of a dump: how ranks put them together, from local. tensors; and
- * against those of another run of the same step, usually on one rank. After all reductions and
- * before clip. */
+/* gradients.h - judges gradients of a dump after all reductions and before clip: against sums
+ * of the ranks' local. tensors, and against another run of the same step, usually on one
+ * rank. */
 #ifndef ORACLE_GRADIENTS_H
 #define ORACLE_GRADIENTS_H
 #include "oracle/verdict/checks.h"
@@ -9,8 +9,8 @@
 #include "gradient_pairs.h"
 #include "gradient_weights.h"
 
-/* more: NULL, or takes what they were judged by. 0, or -1 with the error of one of the
-   dumps. */
+/* more: NULL, or receives the compared gradients and the limit. 0, or -1 with the error of one
+   of the dumps. */
 static inline int check_gradients(stage *s, dump *d, dump *want, double tolerance,
                                   details *more) {
     gradient_check c = {
@@ -36,10 +36,10 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
     return status;
 }
 
-/* ---- from the ranks' own ---- */
+/* ---- against sums of the ranks' local gradients ---- */
 
-/* What a rank may have added up: all ranks' gradients, those of its sequence, those of its
-   place in all sequences, its own; all, each clipped by its own norm. */
+/* Whose gradients a rank may have summed: all ranks'; its replica's; those of its sp rank in
+   all replicas; its own alone; all ranks', each clipped by its own norm. */
 enum { ADDED_ALL, ADDED_SEQUENCE, ADDED_REPLICAS, ADDED_OWN, ADDED_CLIPPED, ADDITIONS };
 
 static inline double clip_factor(double max_norm, double norm) {
@@ -50,15 +50,15 @@ static inline double clip_factor(double max_norm, double norm) {
 typedef struct reduction_check {
     dump *d;
     double tolerance;
-    const double *clip;          /* (world) by each local gradient's own norm */
-    likeness *like;              /* (world, ADDITIONS) of grad. with each */
+    const double *clip;          /* (world) clip factors by each local gradient's norm */
+    likeness *like;              /* (world, ADDITIONS) of grad. with each sum */
     int64_t *held;               /* (world) grad. tensors that were compared */
-    int64_t parameters, missing; /* missing: with local. tensors, and no grad. one */
+    int64_t parameters, missing; /* missing: those with local. tensors but no grad. tensor */
     char first_missing[128];
 } reduction_check;
 
-/* Sums of one parameter: of all, of each replica, of each place in the sequence, of each; of
-   all, clipped before. */
+/* Sums of one parameter's local gradients: over all ranks; by replica; by sp rank; each rank's
+   own; over all ranks, clipped first. */
 typedef struct local_sums {
     int64_t count;
     double **sum; /* (1 + dp + sp + world + 1) */
@@ -90,7 +90,8 @@ static inline int add_local(const dump *d, local_sums *l, int64_t rank, double c
     return 0;
 }
 
-/* clip: (world), NULL: 1. 1: all ranks have it; 0: some rank has not; -1 with d->error. */
+/* clip: (world) factors; NULL: all 1. Returns 1; 0: some rank lacks the tensor; -1 with
+   d->error. */
 static inline int local_sums_read(dump *d, const char *name, const double *clip,
                                   local_sums *l) {
     l->sum = (double **)calloc((size_t)(d->world * 3 + 2), sizeof *l->sum);
@@ -119,7 +120,7 @@ static inline int local_sums_read(dump *d, const char *name, const double *clip,
     return -1;
 }
 
-/* The range of grad. that rank r has, with each sum. */
+/* Compares rank r's range of grad. with that range of each sum. 0, or -1 with d->error. */
 static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
                                 const local_sums *l) {
     const seqpar_safetensors_tensor *t = seqpar_safetensors_find(c->d->ranks[r].file, name);
@@ -170,7 +171,7 @@ static inline int is_reduced(const reduction_check *c, int64_t rank, int what) {
     return distance_from(l, l->got_want / l->want_want) <= c->tolerance;
 }
 
-/* Sums over fewer ranks that fit: names of the mistakes. */
+/* Names the mistakes whose sums fit. Returns how many sums over fewer ranks fit. */
 static inline int name_reductions(const reduction_check *c, int64_t rank, verdict *v) {
     int64_t sp = c->d->sp, dp = c->d->world / sp;
     int own = is_reduced(c, rank, ADDED_OWN), fit = own;
@@ -185,7 +186,7 @@ static inline int name_reductions(const reduction_check *c, int64_t rank, verdic
     return fit;
 }
 
-/* Sums that are 0 or no numbers have no factor: 1, if that was said. */
+/* A sum that is 0, NaN or Inf gives no factor. 1: it is such a sum, and s says so. */
 static inline int reduced_shows_nothing(const reduction_check *c, int64_t rank, stage *s) {
     const likeness *l = &c->like[rank * ADDITIONS + ADDED_ALL];
     double all = l->got_got + l->want_want;
@@ -198,7 +199,7 @@ static inline int reduced_shows_nothing(const reduction_check *c, int64_t rank, 
     return 1;
 }
 
-/* Where loss_count says what ranks divide by, one factor alone is right. */
+/* If loss_count tells what ranks divide by, only one factor is right. */
 static inline void judge_reduced_factor(const reduction_check *c, double factor, verdict *v) {
     verdict said;
     law l = {.got = factor,
@@ -220,6 +221,9 @@ static inline void judge_reduced_factor(const reduction_check *c, double factor,
     verdict_say(v, "if a rank's sum is of more than its own tokens, write loss_sum, too");
 }
 
+/* Judges a rank's gradients by their factor to the sum of all local ones. Without loss_count
+   any factor may be right: it depends on what the backward passes start from. If sums over
+   fewer ranks fit, too, the step shows nothing. */
 static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *s) {
     const likeness *l = &c->like[rank * ADDITIONS + ADDED_ALL];
     double factor = l->got_want / l->want_want;
@@ -248,7 +252,7 @@ static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *
                     1 / (double)c->d->world);
 }
 
-/* What stands in no file although ranks have their own part of it. */
+/* Says which grad. tensor is in no file although all ranks have its local. tensor. */
 static inline void say_missing(const reduction_check *c, stage *s) {
     char text[200];
     snprintf(text, sizeof text, "%.100s, which is in no file though all have its local. tensor",
@@ -263,7 +267,7 @@ static inline void say_missing(const reduction_check *c, stage *s) {
                     (long long)c->missing, c->first_missing);
 }
 
-/* clip: (world) what each rank's own norm would scale its gradient by. 0, or -1 with
+/* clip: (world) each rank's clip factor by the norm of its local gradient. 0, or -1 with
    d->error. */
 static inline int check_reduction(stage *s, dump *d, double tolerance, const double *clip) {
     reduction_check c = {.d = d, .tolerance = gradient_limit(d, tolerance), .clip = clip};

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* norms.h - norms of a gradient: the right one, sqrt(sum of squares of all parameters, each
- * element once), and what mistakes make of it, on its way to a log and to clip. */
+ * element once), and those of known mistakes, which a trainer may log or clip by. */
 #ifndef ORACLE_NORMS_H
 #define ORACLE_NORMS_H
 #include "gradients.h"
 
-/* Sums of squares. */
+/* all, held and local are sums of squares. */
 typedef struct step_norms {
     dump *d;
     double tolerance;
@@ -17,7 +17,7 @@ typedef struct step_norms {
     double *shown; /* (world) the norm that it reports; NaN: none */
     likeness sum;  /* of the whole gradient with the sum of all local ones */
     int64_t parameters, locals;
-    stage *copies; /* what ranks' copies of a gradient show */
+    stage *copies; /* whether ranks' copies of a gradient are equal */
 } step_norms;
 
 static inline double sum_of_squares(const double *x, int64_t count) {
@@ -76,7 +76,7 @@ static inline int add_norms(void *user, const char *parameter) {
 
 /* ---- norm ---- */
 
-/* What rank r shows if it makes that mistake; NaN: it cannot. */
+/* The norm that rank r reports if it makes the mistake; NaN: that is impossible here. */
 typedef double (*wrong_norm)(const step_norms *n, int64_t r);
 
 static inline double norm_of_shard(const step_norms *n, int64_t r) {
@@ -98,7 +98,7 @@ static inline int64_t added_ranks(const dump *d, int over) {
     return over == OVER_ALL ? d->world : over == OVER_SEQUENCE ? d->sp : d->world / d->sp;
 }
 
-/* Squares of what they hold: more than the whole's where some hold copies. */
+/* The sum of squares over all elements that these ranks hold. Copies make it exceed n->all. */
 static inline double squares_over(const step_norms *n, int over, int64_t r) {
     double sum = 0;
     for (int64_t q = 0; q < n->d->world; q++)
@@ -107,10 +107,11 @@ static inline double squares_over(const step_norms *n, int over, int64_t r) {
 }
 
 static inline int are_copies(const step_norms *n, int over, int64_t r) {
-    return squares_over(n, over, r) > n->all * (1 + 1e-9); /* sums in another order */
+    return squares_over(n, over, r) > n->all * (1 + 1e-9); /* the order of addition differs */
 }
 
-/* Norms of what ranks hold: of all, shards or copies; of fewer, their shards of one copy. */
+/* The sum of the ranks' norms. NaN: one rank only, or fewer than all ranks, of which some hold
+   copies. */
 static inline double norms_added_over(const step_norms *n, int over, int64_t r) {
     double sum = 0;
     if (added_ranks(n->d, over) == 1 || (over != OVER_ALL && are_copies(n, over, r)))
@@ -134,7 +135,7 @@ static inline double norms_of_locals_added(const step_norms *n, int64_t r) {
     return (void)r, sum;
 }
 
-/* NaN: they hold no copies. */
+/* The norm over all copies that these ranks hold. NaN: they hold no copies. */
 static inline double copies_over(const step_norms *n, int over, int64_t r) {
     return are_copies(n, over, r) ? sqrt(squares_over(n, over, r)) : NAN;
 }
@@ -148,7 +149,7 @@ static inline double copies_over_replicas(const step_norms *n, int64_t r) {
     return copies_over(n, OVER_REPLICAS, r);
 }
 
-/* The square of the whole, which all ranks have already, added up once more. */
+/* Every rank already has the square of the whole norm, and ranks sum it once more. */
 static inline double again_over_all(const step_norms *n, int64_t r) {
     return (void)r, sqrt(n->all * (double)n->d->world);
 }
@@ -180,15 +181,15 @@ static const struct {
                    {"norm_counts_copies", again_over_replicas},
                    {"norm_after_clip", norm_clipped}};
 
-/* How far rounding takes a norm, relatively. Each element's error is of about its own rounding
-   and of either sign: of the sum of squares 2 unit sqrt(sum of g^4), of the root half of that,
-   and chance makes no 8 of it. Sums in F32 by pairs of at most 2^32 elements: 32 roundings of
-   2^-24. rounding: of the number's own type */
+/* The largest relative error of a norm by rounding. An element's error is about unit |g|, of
+   random sign: the sum of squares deviates by 2 unit sqrt(sum of g^4), the root by half of that
+   relatively, and chance does not reach 8 deviations. Pairwise F32 sums of up to 2^32 elements
+   add 32 roundings of 2^-24. rounding: of the type of the reported norm */
 static inline double norm_exactness(const step_norms *n, double rounding) {
     return 8 * n->unit * sqrt(n->fourth) / n->all + 2 * rounding + 0x1p-19;
 }
 
-/* All that give the number within l's tolerance; how many. */
+/* Names the mistakes that give l->got within l's tolerance. Returns how many it adds. */
 static inline int name_norms(const step_norms *n, int64_t r, const law *l, verdict *v) {
     int named = v->count;
     for (size_t i = 0; i < sizeof wrong_norms / sizeof *wrong_norms; i++) {
@@ -199,8 +200,8 @@ static inline int name_norms(const step_norms *n, int64_t r, const law *l, verdi
     return v->count - named;
 }
 
-/* Shards of nearly equal norms: sqrt(P) times the norm is nearly the sum of theirs. What is as
-   near as rounding allows stands before what is within the tolerance alone. */
+/* If P shards have nearly equal norms, the sum of these is nearly sqrt(P) times the right norm,
+   which another mistake gives. So if mistakes fit within rounding, only these are named. */
 static inline void name_nearest_norms(const step_norms *n, int64_t r, const law *l,
                                       double rounding, verdict *v) {
     law exact = *l;

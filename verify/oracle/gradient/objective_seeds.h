@@ -21,7 +21,7 @@ static inline const char *seed_way_name(const dump *d, int way) {
                                           : document_ways(d, &count)[way].name;
 }
 
-/* In which form; NULL: nothing is to be said. */
+/* A text on the form of the mistake; NULL: none. */
 static inline const char *seed_way_how(const dump *d, int way) {
     int count;
     if (d->facts.objective == DUMP_SFT) return NULL;
@@ -42,8 +42,8 @@ static inline int seeds_are_finite(const seed_set *s) {
     return 1;
 }
 
-/* Into s->of. 0: the dump lacks something, or there is nothing of the kind: a document beside,
-   a last micro-batch of one. */
+/* Writes the seeds into s->of. 0: the dump lacks something, or the way does not apply, such as
+   lost micro-batches in a step of one. */
 static inline int seed_set_make(const seed_set *set, int way) {
     seed_set *s = (seed_set *)set;
     int64_t objective = s->f->d->facts.objective;
@@ -59,7 +59,7 @@ static inline int seed_set_make(const seed_set *set, int way) {
     return made && (way == SEEDS_RIGHT || seeds_are_finite(s));
 }
 
-/* Whether the factor is what dividing by all tokens, supervised or not, makes of a mean. */
+/* Is the factor that of a mean divided by all tokens instead of the supervised ones? */
 static inline int seeds_are_of_all_tokens(const seed_set *set, double factor, double limit) {
     const dump *d = set->f->d;
     double all = 0, supervised = 0;
@@ -72,8 +72,8 @@ static inline int seeds_are_of_all_tokens(const seed_set *set, double factor, do
            fabs(factor * all / supervised - 1) <= limit;
 }
 
-/* How far rounding may move a seed of DPO or KTO, relative to it: beta times what it does to h,
-   as the logarithm of the slope of sigmoid changes by no more than its argument. */
+/* The relative rounding error of a DPO or KTO seed: beta times the error of h, because the
+   logarithm of sigmoid's slope changes by no more than its argument. */
 static inline double seeds_rounding(const seed_set *set) {
     document_seeds b = {.s = (seed_set *)set, .way = dpo_ways};
     const dump_facts *f = &set->f->d->facts;
@@ -85,17 +85,17 @@ static inline double seeds_rounding(const seed_set *set) {
             worst = fmax(worst, b.documents.of[i].rounding + sum_rounding(&whole));
         }
     document_seeds_end(&b);
-    return f->beta * sqrt(2 * worst); /* of a pair's two documents */
+    return f->beta * sqrt(2 * worst); /* 2: a pair has two documents */
 }
 
-/* Whether the last name says what the factor is. */
+/* Does the mistake that was named last explain the factor already? */
 static inline int seed_way_takes_factor(const verdict *v) {
     const char *name = v->count ? v->named[v->count - 1]->name : "";
     return !strcmp(name, "sum_of_means") || !strcmp(name, "local_count") ||
            !strcmp(name, "mean_of_non_empty_means");
 }
 
-/* Names the mistake whose gradient, times the factor, the dump has. */
+/* Names the mistake. Its gradient times the factor is the dump's. */
 static inline void seed_way_say(const seed_set *set, int way, double factor, double limit,
                                 verdict *v) {
     const dump *d = set->f->d;
@@ -104,7 +104,7 @@ static inline void seed_way_say(const seed_set *set, int way, double factor, dou
         name_mean_of_means((seed_set *)set, way, factor, limit, v);
     else
         verdict_name(v, mistake_named(name));
-    if (!strcmp(name, "sigmoid_of_parts")) /* the gradient of each rank's own loss, too */
+    if (!strcmp(name, "sigmoid_of_parts")) /* a loss of one rank only has the same gradient */
         verdict_name(v, mistake_named(d->facts.objective == DUMP_RM ? "scores_of_one_rank"
                                                                     : "log_probs_of_one_rank"));
     if (how) verdict_say(v, "%s: %s", name, how);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* policy_seeds.h - dL/dlogp of PPO: a token's weight in the mean times the slope of its loss
- * (policy.h), which mistakes make another one. */
+ * (policy.h), rightly and with each known mistake. */
 #ifndef ORACLE_POLICY_SEEDS_H
 #define ORACLE_POLICY_SEEDS_H
 #include "oracle/loss/losses.h"
 #include "seeds.h"
 
-/* Advantages as a rank makes them of those in the dump, by whitening among the tokens of a
-   group of means.h. */
+/* Advantages that were whitened after the dump, over the tokens of each group. grouping: of
+   means.h, or BY_ALL. */
 typedef struct white_way {
     const char *name, *how;
     int grouping, unbiased;
@@ -33,7 +33,7 @@ static const white_way white_ways[] = {
      BY_REPLICA_MICRO, 1}};
 enum {
     WHITE_WAYS = sizeof white_ways / sizeof *white_ways,
-    PPO_TOKENS = MEAN_WAYS, /* then TOKEN_KL_CUT and what follows */
+    PPO_TOKENS = MEAN_WAYS, /* from here on TOKEN_KL_CUT and the token ways after it */
     PPO_WHITENED = PPO_TOKENS + TOKEN_WAYS - TOKEN_KL_CUT,
     PPO_SEEDS = PPO_WHITENED + WHITE_WAYS
 };
@@ -61,7 +61,7 @@ static inline double ratio_bound(const dump_facts *f, double advantage) {
     return advantage > 0 ? 1 + f->clip_high : 1 - f->clip_low;
 }
 
-/* Of max(-A r, -A clip(r)) by logp. */
+/* The derivative of max(-A r, -A clip(r)) with respect to logp. */
 static inline double clipped_slope(const dump_facts *f, const token_side *s, int way) {
     double ratio = exp(s->ratio), turn = 1, free, bound;
     int inside, takes_free;
@@ -76,7 +76,7 @@ static inline double clipped_slope(const dump_facts *f, const token_side *s, int
     return inside || takes_free || way == TOKEN_NO_CLIP ? turn * free : 0;
 }
 
-/* Of the KL estimate; d = ref_logp - logp, which falls as logp grows. */
+/* The derivative of the KL estimate with respect to logp; d = ref_logp - logp. */
 static inline double kl_slope(const dump_facts *f, double d, int way) {
     double slope = -expm1(d);
     if (!(f->kl_coef > 0) || way == TOKEN_NO_KL) return 0;
@@ -87,7 +87,8 @@ static inline double kl_slope(const dump_facts *f, double d, int way) {
     return f->kl_coef * slope;
 }
 
-/* Side tensors as the way takes them; 0: from outside of the row, or there is no such way. */
+/* Sets ratio, advantage and reference from the elements that the way reads. 0: it reads outside
+   of the row, or it does not apply. */
 static inline int policy_side(const dump_facts *f, const dump_row *row, int64_t t, int way,
                               token_side *s) {
     int from_first = way >= TOKEN_OLD ? (way - TOKEN_OLD) % SOURCES : 0;
@@ -130,7 +131,7 @@ static inline double white_advantage(const seed_set *s, const white_way *w, int6
     return deviation > 1e-6 ? off / (deviation + 1e-8) : 0;
 }
 
-/* ---- all of it ---- */
+/* ---- seeds of the step ---- */
 
 static inline int ppo_is_known(const seed_set *s) {
     if (s->f->d->facts.importance != DUMP_RATIO_OF_TOKEN) return 0;
@@ -142,7 +143,8 @@ static inline int ppo_is_known(const seed_set *s) {
     return 1;
 }
 
-/* From minus the weight to the seed. 0: the way has no meaning for a token of the row. */
+/* s->of has minus each token's weight and becomes its seed: the weight times the slope of the
+   loss. 0: the way has no meaning for a token of the row. */
 static inline int ppo_seed_row(seed_set *s, int64_t i, int way) {
     const dump_facts *f = &s->f->d->facts;
     const dump_row *row = &s->f->rows[i];
@@ -169,8 +171,8 @@ static inline int make_ppo_seeds(seed_set *s, int way) {
     return 1;
 }
 
-/* Tokens whose ratio is so near to where the clip begins that rounding of log-probs, by
-   `distance` each beside that of their types, may turn their gradient on or off. */
+/* Counts tokens whose ratio is so near to the clip bound that rounding of log-probs may turn
+   their gradient on or off. distance: error of a log-prob beside the rounding of its type. */
 static inline int64_t ppo_near_clip(const seed_set *s, double distance) {
     const dump_facts *f = &s->f->d->facts;
     int64_t count = 0;

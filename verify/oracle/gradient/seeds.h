@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* seeds.h - dL/dlogp of every token: the right one, and what it becomes where losses are put
- * together wrongly. Here what all objectives share, and means over tokens: SFT has -1 / N of a
- * supervised token. The others are in policy_seeds.h and document_seeds.h. */
+/* seeds.h - seeds: dL/dlogp of every token, rightly and with mistakes in how losses are
+ * combined. This file has what all objectives share, and means over tokens: in SFT a supervised
+ * token's seed is -1 / N. Other objectives are in policy_seeds.h and document_seeds.h. */
 #ifndef ORACLE_SEEDS_H
 #define ORACLE_SEEDS_H
 #include "oracle/reference/reference.h"
@@ -13,7 +13,7 @@ typedef struct seed_set {
     const reference *f;
     double **of;                   /* (rows) each (tokens) */
     double *const *logp;           /* (rows) of the policy; of RM, values */
-    double *sums, *counts, *other; /* room by group or document */
+    double *sums, *counts, *other; /* (most) scratch memory by group or document */
     int64_t most;                  /* of groups or documents */
 } seed_set;
 
@@ -55,10 +55,11 @@ static inline void each_target(seed_set *s, token_visit visit, int which) {
 
 /* ---- groups of tokens ---- */
 
-/* By the groupings of checks.h, or documents, or a document's tokens on one rank. */
+/* Beside the groupings of means.h: documents, a document's tokens on one rank, all tokens. */
 enum { BY_DOCUMENT = GROUPINGS, BY_DOCUMENT_RANK, BY_ALL };
 
-/* Documents of rows before this one, one more than there are for what follows the last. */
+/* How many documents the rows before this one have. Each row counts one more, for the tokens
+   after its last document. */
 static inline int64_t documents_before(const seed_set *s, int64_t row) {
     int64_t count = 0;
     for (int64_t i = 0; i < row; i++) count += s->f->rows[i].docs + 1;
@@ -127,7 +128,7 @@ static inline void scale_seeds(seed_set *s, double factor) {
         for (int64_t t = 0; t < s->f->rows[i].tokens; t++) s->of[i][t] *= factor;
 }
 
-/* The mean over groups of their tokens' means; filled: over those that have a token. */
+/* Seeds of a mean of groups' means; filled: groups without a token do not count. */
 static inline void seed_means(seed_set *s, int grouping, int filled) {
     count_groups(s, grouping);
     each_target(s, seed_by_count, grouping);
@@ -142,10 +143,10 @@ static inline void keep_last_micro_batch(seed_set *s) {
             memset(s->of[i], 0, (size_t)s->f->rows[i].tokens * sizeof **s->of);
 }
 
-/* What a token's weight in a mean may become; over all tokens it is right. */
+/* Ways to weight tokens in a mean; the one without a name is right. */
 typedef struct mean_way {
     const char *name;
-    int grouping, filled, last; /* last: the last micro-batch alone */
+    int grouping, filled, last; /* last: only the last micro-batch counts */
     int zero;                   /* targets of id 0 are left out */
 } mean_way;
 static const mean_way mean_ways[] = {{NULL, BY_ALL, 1, 0, 0},
@@ -160,13 +161,14 @@ static const mean_way mean_ways[] = {{NULL, BY_ALL, 1, 0, 0},
                                      {"token_zero_ignored", BY_ALL, 1, 0, 1}};
 enum { MEAN_WAYS = sizeof mean_ways / sizeof *mean_ways };
 
-/* Over which groups' means the right mean is. */
+/* The grouping of the right mean, by the metadata's reduction. */
 static inline int right_grouping(const dump *d) {
     static const int groupings[] = {BY_ALL, BY_DOCUMENT, BY_ALL, BY_REPLICA_MICRO, BY_REPLICA};
     return groupings[d->facts.reduction];
 }
 
-/* The metadata say which the mean is, so that over all tokens is the mistake in its place. */
+/* The metadata define the right grouping. The way with that grouping is then no mistake: in its
+   place stands the mean over all tokens. */
 static inline int mean_grouping(const dump *d, int way) {
     int grouping = mean_ways[way].grouping, right = right_grouping(d);
     return grouping == BY_ALL ? right : grouping == right ? BY_ALL : grouping;
@@ -186,7 +188,7 @@ static inline void drop_zero(seed_set *s, int64_t row, int64_t token, int way) {
 static inline void make_mean_seeds(seed_set *s, int way) {
     const dump_facts *f = &s->f->d->facts;
     int of_all = mean_ways[way].grouping == BY_ALL;
-    int by_groups = of_all && right_grouping(s->f->d) < BY_DOCUMENT; /* empty ones count */
+    int by_groups = of_all && right_grouping(s->f->d) < BY_DOCUMENT; /* empty groups count */
     seed_means(s, mean_grouping(s->f->d, way), mean_ways[way].filled && !by_groups);
     if (f->reduction == DUMP_BY_CONSTANT && of_all)
         scale_seeds(s, s->counts[0] / f->reduction_constant);
@@ -194,7 +196,8 @@ static inline void make_mean_seeds(seed_set *s, int way) {
     if (mean_ways[way].zero) each_target(s, drop_zero, way);
 }
 
-/* Names of a mean of means by the factor that the gradient has beside it. */
+/* The gradient is a mean of means times a factor. The factor tells how the means were combined,
+   and so the mistake's name. */
 static inline void name_mean_of_means(seed_set *s, int way, double factor, double limit,
                                       verdict *v) {
     double groups, filled;

@@ -7,21 +7,21 @@
  *             m' = (beta1 m + (1 - beta1) g) / (1 - beta1^t), v' from g^2 likewise
  *     SGD:    p - lr (g + weight_decay p)
  *
- * Steps are compared as after - param, so that a small one does not hide behind a large
- * parameter. */
+ * Steps are compared as after - param: compared as after, a large parameter would mask an error
+ * of a small step. */
 #ifndef ORACLE_STEP_H
 #define ORACLE_STEP_H
 #include "step_ways.h"
 #include "swapped_ranges.h"
 
-/* Whether all ranks' steps are made so; NaN is not. */
+/* Do the steps of all ranks match the way? NaN does not. */
 static inline int way_matches(const step_check *c, int way) {
     for (int64_t r = 0; r < c->n->d->world; r++)
         if (!(c->of[r].away[way] <= step_limit(c, &c->of[r]))) return 0;
     return 1;
 }
 
-/* Whether that way makes another step than the right one, beyond what rounding hides. */
+/* Does the way's step differ from the right one by more than rounding can hide? */
 static inline int way_shows(const step_check *c, int way) {
     for (int64_t r = 0; r < c->n->d->world; r++)
         if (c->of[r].from_right[way] > 4 * step_limit(c, &c->of[r])) return 1;
@@ -36,8 +36,8 @@ static inline void step_total(const step_check *c, step_match *total) {
             sum[i] += ((const double *)&c->of[r])[i];
 }
 
-/* A right step that is lost in rounding shows nothing; one that is twice as far off as rounding
-   and tolerance allow together is wrong, however small the right one is. */
+/* If rounding hides the right step, the made step shows nothing. But it is wrong if it is over
+   twice as far off as rounding and tolerance allow together. */
 static inline int step_shows_nothing(const step_check *c, const step_match *m, verdict *v) {
     const char *why = m->moved == 0 && m->wanted > 0
                           ? "no parameter moved, as after an overflow of fp16; dump a step "
@@ -61,12 +61,12 @@ static inline int mistake_shows(const step_check *c, int way) {
     return 0;
 }
 
-/* Mistakes that would make the same step here. */
+/* Says which mistakes would not change this step. */
 static inline void say_hidden_ways(const step_check *c, verdict *v) {
     char text[290] = "";
     for (int i = 1; i < STEP_WAYS; i++) {
         const char *name = step_ways[i].name, *last = step_ways[i - 1].name;
-        if (!name || (last && !strcmp(name, last))) continue; /* another form of it */
+        if (!name || (last && !strcmp(name, last))) continue; /* the same mistake again */
         if (mistake_shows(c, i) || strlen(text) + strlen(name) + 3 > sizeof text) continue;
         if (c->n->d->facts.optimizer == DUMP_ADAMW || step_ways[i].clip || step_ways[i].decay)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", *text ? ", " : "",
@@ -75,11 +75,11 @@ static inline void say_hidden_ways(const step_check *c, verdict *v) {
     if (*text) verdict_say(v, "would not show in this step: %.290s", text);
 }
 
-/* How far all ranks together are from that way; Inf: it does not explain them, or hardly
-   better than the right one. */
+/* The distance of all ranks' steps from the way; Inf: they do not match, or are hardly nearer
+   to the way than to the right step. */
 static inline double way_distance(const step_check *c, int way) {
     double away = 0, right = 0;
-    if (step_ways[way].decay == DECAY_VECTORS && !c->vectors) return INFINITY; /* no groups */
+    if (step_ways[way].decay == DECAY_VECTORS && !c->vectors) return INFINITY; /* one group */
     for (int64_t r = 0; r < c->n->d->world; r++) {
         away += c->of[r].away[way];
         right += c->of[r].away[0];
@@ -87,8 +87,8 @@ static inline double way_distance(const step_check *c, int way) {
     return way_matches(c, way) && 4 * away < right ? sqrt(away) : INFINITY;
 }
 
-/* Of ways that all explain the step, those that are not four times as far as the nearest: noise
-   of many elements does not turn towards another way. */
+/* Names the matching ways that are at most four times as far away as the nearest: noise of many
+   elements does not point towards another way. */
 static inline void name_ways(const step_check *c, verdict *v) {
     double least = INFINITY;
     for (int i = 1; i < WAY_REPORTED; i++)
@@ -105,7 +105,7 @@ static inline int rank_is_unmoved(const step_match *m) {
     return m->moved == 0 && m->wanted > 9 * m->rounding;
 }
 
-/* Ranks that are where they were, while all others made the right step: 1, if so. */
+/* Names ranks that did not move at all, if all others made the right step. 1: named. */
 static inline int name_unmoved_ranks(const step_check *c, verdict *v) {
     int64_t first = -1, count = 0;
     for (int64_t r = 0; r < c->n->d->world; r++) {
@@ -122,8 +122,8 @@ static inline int name_unmoved_ranks(const step_check *c, verdict *v) {
     return 1;
 }
 
-/* The factor between the right step and the one that was made, the same on all ranks; NaN:
-   there is none. Decay and step are both lr times something. */
+/* The factor of the made step to the right one; NaN: no one factor fits all ranks. A wrong lr
+   gives one, because decay and update are both proportional to lr. */
 static inline double step_factor(const step_check *c, const step_match *total) {
     double x = total->along / total->wanted;
     for (int64_t r = 0; r < c->n->d->world; r++) {
@@ -189,7 +189,8 @@ static inline int try_step(stage *s, step_check *c, int spare) {
     return 0;
 }
 
-/* Most frameworks let biases and norms alone: that is asked where nothing else is right. */
+/* Most frameworks do not decay biases and norms. This is tried only if the step is wrong with
+   decay on all parameters. */
 static inline int try_steps(stage *s, step_check *c) {
     stage other = {.judged = 0};
     if (try_step(s, c, 0)) return -1;
@@ -220,7 +221,7 @@ static inline int check_step(stage *s, const step_norms *n) {
     return status;
 }
 
-/* Stages REDUCTION, NORM and STEP, and what copies of a gradient show. 0, or -1 with
+/* Stages REDUCTION, NORM and STEP, and whether copies of a gradient are equal. 0, or -1 with
    d->error. */
 static inline int check_steps(stage *stages, dump *d, double tolerance) {
     stage copies = {.judged = 0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* step_ways.h - the optimizer's step, computed in the right way and in those of known mistakes,
- * beside what ranks have (step.h has the formulas). */
+/* step_ways.h - the optimizer's step, computed rightly and with each known mistake, and
+ * compared with the steps of the ranks (step.h has the formulas). */
 #ifndef ORACLE_STEP_WAYS_H
 #define ORACLE_STEP_WAYS_H
 #include "norms.h"
@@ -50,14 +50,14 @@ static const step_way step_ways[] = {
     {.name = NULL, .clip = CLIP_BY, .norm = norm_as_reported}};
 enum { STEP_WAYS = sizeof step_ways / sizeof *step_ways, WAY_REPORTED = STEP_WAYS - 1 };
 
-/* Whether it can be made without ranks' own gradients and names of parameters. */
+/* Can the way be computed without the ranks' local gradients and the parameters' names? */
 static inline int way_is_plain(const step_way *way) {
     return way->clip <= CLIP_NOT && way->decay != DECAY_VECTORS;
 }
 
-/* What is the same for all elements of a rank; NaN: the dump does not say. */
+/* Numbers that hold for all elements of a rank; NaN: the dump does not say. */
 typedef struct way_numbers {
-    double clip, mean, square; /* 1 / (1 - beta^t) */
+    double clip, mean, square; /* mean, square: bias corrections 1 / (1 - beta^t) */
 } way_numbers;
 
 static inline way_numbers way_begin(const dump_facts *f, const step_way *way, double clip) {
@@ -70,7 +70,7 @@ static inline way_numbers way_begin(const dump_facts *f, const step_way *way, do
     return w;
 }
 
-/* Of the whole model's biases and norms: most frameworks let no decay act on them. */
+/* Is the parameter a bias or of a norm, by its name? Most frameworks do not decay these. */
 static inline int is_vector(const char *parameter) {
     return strstr(parameter, "bias") || strstr(parameter, "norm") || strstr(parameter, "ln_");
 }
@@ -104,23 +104,24 @@ static inline double way_step(const dump_facts *f, const step_way *way, const wa
     return way->decay_after ? (e.p - u) * (1 - decay) - e.p : -decay * e.p - u;
 }
 
-/* Squares of one rank's steps: what a way is away from the one that was made, and from the
-   right one. */
+/* Sums of squares over one rank's elements. away: the way's step minus the made one;
+   from_right: the way's step minus the right one. */
 typedef struct step_match {
     double away[STEP_WAYS], from_right[STEP_WAYS];
-    double wanted, moved, along, rounding; /* along: product of the right step and the made */
+    double wanted, moved, along, rounding; /* along: inner product of right and made step */
 } step_match;
 
 typedef struct step_check {
     const step_norms *n;
     step_match *of;        /* (world) */
     way_numbers *numbers;  /* (world, STEP_WAYS) */
-    dump_facts of_vectors; /* as they hold for biases and norms, which may not decay */
+    dump_facts of_vectors; /* facts for biases and norms, whose weight_decay may be 0 */
     int64_t parameters, vectors;
     char first[128]; /* parameter whose step is not the right one */
 } step_check;
 
-/* One parameter, whole; local clipped rank by rank and added up, NULL: not known. */
+/* One parameter's whole tensors. clipped: the sum of local gradients that were each clipped by
+   their rank; NULL: not known. */
 typedef struct step_inputs {
     whole param, grad, m, v;
     double *clipped;
@@ -161,7 +162,8 @@ static inline void match_element(const step_check *c, step_match *to, int64_t ra
     to->rounding += 2 * u * u * (after * after + e.p * e.p);
 }
 
-/* Each rank's local gradient clipped by its own norm, and what the reducer makes of it. */
+/* The sum of the ranks' local gradients, each clipped by its own norm, times the reducer's
+   factor. 0, or -1 with d->error. */
 static inline int clip_locals(const step_norms *n, const char *parameter, step_inputs *in) {
     tensor_name name;
     local_sums l = {0};
@@ -170,7 +172,7 @@ static inline int clip_locals(const step_norms *n, const char *parameter, step_i
     if (found > 0 && l.count == in->grad.count)
         in->clipped = (double *)calloc((size_t)l.count + 1, sizeof *in->clipped);
     for (int64_t r = 0; in->clipped && r < n->d->world; r++) {
-        /* in units of the reduced gradient, where max_norm is meant */
+        /* a rank clips before the reducer, so max_norm limits the norm of its local gradient */
         double clip = clip_factor(n->d->facts.max_norm, sqrt(n->local[r]));
         for (int64_t i = 0; i < l.count; i++)
             in->clipped[i] += reducer * clip * l.sum[sum_of(n->d, ADDED_OWN, r)][i];
@@ -218,14 +220,16 @@ static inline int step_inputs_read(const step_norms *n, const char *parameter,
                : 0;
 }
 
-/* Gradients of 16 bits may have been rounded for the dump alone. */
+/* The limit of the squared distance. Gradients may have been rounded to 16 bits for the dump
+   only. */
 static inline double step_limit(const step_check *c, const step_match *m) {
     double limit = 4 * dump_rounding(c->n->d);
     if (limit < c->n->tolerance) limit = c->n->tolerance;
     return m->rounding + limit * limit * m->wanted;
 }
 
-/* One rank's range of after. */
+/* Compares one rank's range of after. with all ways. The sums begin at 0 for each parameter, to
+   find the first one with a wrong step. 0, or -1 with d->error. */
 static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
                              const step_inputs *in) {
     dump *d = c->n->d;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* swapped_ranges.h - whether ranks' ranges of parameters are exchanged: a rank's after is the right one
- * of another rank's range, or it made its step with the gradient of another's. */
+/* swapped_ranges.h - whether ranks exchanged ranges of parameters: a rank's after is the right
+ * one of another rank's range, or its step was made with the gradient of another rank's
+ * range. */
 #ifndef ORACLE_SWAPPED_RANGES_H
 #define ORACLE_SWAPPED_RANGES_H
 #include "step_ways.h"
@@ -11,10 +12,11 @@
 enum { SWAP_OF_ALL, SWAP_OF_GRADIENT, SWAPS };
 typedef struct swap_check {
     step_check *c;
-    double *away; /* (world, world, SWAPS) of rank r, if it has what is rank q's; squares */
+    double *away; /* (world, world, SWAPS) squared distances of rank r from rank q's range */
 } swap_check;
 
-/* Adds rank r's range of one parameter, taken for that of rank q, which is at `from`. */
+/* Compares rank r's range of one parameter, `to`, with rank q's, `from`, and adds the squared
+   distances. */
 static inline void swap_match(swap_check *s, int64_t r, int64_t q, const step_inputs *in,
                               const double *after, const part *to, const part *from) {
     const dump_facts *f = in->vector ? &s->c->of_vectors : &s->c->n->d->facts;
@@ -70,7 +72,7 @@ static inline int add_swap(void *user, const char *parameter) {
     return status;
 }
 
-/* Whose range a rank has: its own, if that fits; -1: nobody's. */
+/* The rank whose range rank r has: r itself, if that fits; -1: no rank's range fits. */
 static inline int64_t swap_source(const swap_check *s, int64_t r, int form) {
     int64_t world = s->c->n->d->world;
     double limit = step_limit(s->c, &s->c->of[r]);
@@ -98,7 +100,7 @@ static inline void name_swaps(const swap_check *s, int form, verdict *v) {
                 (long long)first, (long long)swap_source(s, first, form));
 }
 
-/* Of a step that nothing else explains. 0, or -1 with d->error. */
+/* Tests for exchanged ranges a step that nothing else explains. 0, or -1 with d->error. */
 static inline int check_swaps(verdict *v, step_check *c) {
     int64_t world = c->n->d->world;
     swap_check s = {.c = c};

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* advantages.h - PPO's advantages from rewards: of a document in a group of responses to one
- * prompt, (reward - mean of the group) / (deviation of the group + eps), or without the
- * division; the same for all of its supervised tokens. */
+/* advantages.h - PPO's advantages from rewards. A group is all documents that answer
+ * one prompt. A document's advantage is (reward - mean of the group) / (deviation of the group
+ * + eps), or the same without the division. All its supervised tokens have this advantage. */
 #ifndef ORACLE_ADVANTAGES_H
 #define ORACLE_ADVANTAGES_H
 #include "rewards.h"
 
-/* Which documents' rewards a baseline is made of. */
+/* The documents whose rewards give the baseline: the mean and the deviation. */
 enum {
     OF_GROUP,
-    OF_TRAINED, /* of the group, those with a supervised token */
-    OF_REPLICA, /* of the group, those of the own replica */
-    OF_ROW,     /* of the group, those of the own micro-batch of the own replica */
-    OF_BATCH,   /* all documents of the step */
-    OF_NEXT,    /* of the group, with the rewards of the documents behind */
-    OF_PREVIOUS,
+    OF_TRAINED,  /* the group's documents with a supervised token */
+    OF_REPLICA,  /* the group's documents in the same replica */
+    OF_ROW,      /* the group's documents in the same replica and micro-batch */
+    OF_BATCH,    /* all documents of the step */
+    OF_NEXT,     /* the group, but each document has the reward of the next one in its row */
+    OF_PREVIOUS, /* likewise, of the previous one */
     SCOPES
 };
 typedef struct reward_stat {
-    double mean, squares, count, largest; /* squares: of what is off the mean */
+    double mean, squares, count, largest; /* squares: sum of squared deviations */
 } reward_stat;
 
-/* Over whose tokens advantages are whitened. */
+/* The tokens over which advantages are whitened. */
 enum {
     WHITE_STEP,
     WHITE_RANK,
@@ -30,7 +30,8 @@ enum {
     WHITE_REPLICA_MICRO,
     WHITENINGS
 };
-enum { BASE_RIGHT, BASE_MEAN, BASE_REWARD, BASES }; /* what of a document is whitened */
+/* The number that is whitened: the right advantage, reward - mean of the group, or reward. */
+enum { BASE_RIGHT, BASE_MEAN, BASE_REWARD, BASES };
 
 enum {
     ADVANTAGE_RIGHT,
@@ -51,11 +52,12 @@ enum {
     ADVANTAGE_PREVIOUS,
     ADVANTAGE_REWARD_NEXT,
     ADVANTAGE_REWARD_PREVIOUS,
-    ADVANTAGE_WHITENED, /* by base, whitening, unbiased or not */
+    ADVANTAGE_WHITENED, /* + (base * WHITENINGS + whitening) * 2 + unbiased */
     ADVANTAGE_WAYS = ADVANTAGE_WHITENED + BASES * WHITENINGS * 2
 };
 
-/* With what a way is made; whitened ones are apart. */
+/* Ways to compute advantages, right or wrong. name: of the mistake; NULL: it is none. Whitened
+   ways are not in this table: advantage_whitened computes them. */
 static const struct {
     const char *name, *how;
     int scope, unbiased;
@@ -94,7 +96,7 @@ static const char *const whitening_texts[WHITENINGS] = {
 
 typedef struct advantage_step {
     reward_stat *stat;                     /* (SCOPES, documents) */
-    reward_stat *white[BASES][WHITENINGS]; /* by rank, replica and micro-batch */
+    reward_stat *white[BASES][WHITENINGS]; /* arrays, indexed by white_at */
     reward_way ways[ADVANTAGE_WAYS];
 } advantage_step;
 
@@ -111,7 +113,7 @@ static inline int group_order(const void *a, const void *b) {
     return 0;
 }
 
-/* The document next to it in its row, round and round. */
+/* The next (distance 1) or previous (-1) document of the row; wraps around at its ends. */
 static inline int64_t document_around(const step_documents *s, int64_t i, int64_t distance) {
     int64_t j = document_beside(s, i, distance);
     if (j >= 0) return j;
@@ -126,7 +128,7 @@ static inline double reward_of(const step_documents *s, int64_t i, int scope) {
     return s->of[from].reward;
 }
 
-/* Of the rewards of keys from to to. */
+/* Statistics of the rewards of keys[from] to keys[to - 1]. */
 static inline reward_stat group_stat(const step_documents *s, const group_key *keys,
                                      int64_t from, int64_t to, int scope) {
     reward_stat out = {0, 0, (double)(to - from), 0};
@@ -140,7 +142,8 @@ static inline reward_stat group_stat(const step_documents *s, const group_key *k
     return out;
 }
 
-/* Documents of the scope, in the order of what sets groups apart there; returns how many. */
+/* Fills keys with the scope's documents, sorted: those with equal keys share one baseline.
+   Returns their number. */
 static inline int64_t group_keys(const step_documents *s, int scope, group_key *keys) {
     int64_t n = 0;
     for (int64_t i = 0; i < s->count; i++) {
@@ -173,7 +176,7 @@ static inline int groups_fill(advantage_step *a, const step_documents *s) {
     return keys && a->stat ? 0 : -1;
 }
 
-/* One number alone has none. */
+/* 0 where the divisor is not positive, as for a single number if unbiased. */
 static inline double stat_deviation(const reward_stat *s, int unbiased) {
     return s->count > unbiased ? sqrt(s->squares / (s->count - unbiased)) : 0;
 }
@@ -188,12 +191,12 @@ static inline int advantage_divides(const dump_facts *f) {
     return f->advantage == DUMP_ADVANTAGE_GROUP;
 }
 
-/* What is off the mean of all, off the mean of the others. */
+/* Converts a difference from the mean of all to the difference from the mean of the others. */
 static inline double leave_one_out(double off, const reward_stat *s) {
     return s->count < 2 ? off : off * s->count / (s->count - 1);
 }
 
-/* From a mean and, where the metadata want one, a deviation. */
+/* The advantage from a mean and, only where the metadata ask for a division, a deviation. */
 static inline double advantage_by(const reward_table *t, double reward, const reward_stat *mean,
                                   const reward_stat *spread, int unbiased) {
     double off = reward - mean->mean, by;
@@ -206,12 +209,14 @@ static inline double advantage_by(const reward_table *t, double reward, const re
 static inline double advantage_of(const reward_table *t, int64_t i, int way) {
     int scope = advantage_ways[way].scope;
     int64_t rows = t->f->world / t->f->sp * t->f->accumulation;
-    if ((scope == OF_REPLICA || scope == OF_ROW) && rows == 1) return NAN; /* it is the step */
+    /* A step of one row has no smaller scope, so the mistake cannot be made. */
+    if ((scope == OF_REPLICA || scope == OF_ROW) && rows == 1) return NAN;
     return advantage_by(t, reward_of(t->s, i, scope), stat_at(t, scope, i),
                         stat_at(t, scope, i), advantage_ways[way].unbiased);
 }
 
-/* Of means of all the mean of the others, and the reverse. */
+/* The accepted variant: the mean of the others where the metadata say the mean of all, and the
+   reverse. With a division there is no variant. */
 static inline double advantage_other_mean(const reward_table *t, int64_t i) {
     const reward_stat *s = stat_at(t, OF_GROUP, i);
     double off = t->s->of[i].reward - s->mean;
@@ -226,7 +231,7 @@ static inline double advantage_base(const reward_table *t, int64_t i, int base) 
                                : reward;
 }
 
-/* Where the statistics are of a whitening that member r of document i takes part in. */
+/* Index of the statistics that whiten the tokens of document i on member r. */
 static inline int64_t white_at(const reward_table *t, int64_t i, int64_t r, int whitening) {
     const document *o = &t->s->of[i];
     int64_t rank = o->dp * t->f->sp + r, dp = t->f->world / t->f->sp;
@@ -271,7 +276,7 @@ static inline int advantage_beside(int way) {
                                                                     : ADVANTAGE_RIGHT;
 }
 
-/* What rounding of rewards makes of a number that is what they are off their mean. */
+/* How far rounded rewards may move an advantage. */
 static inline double advantage_slack(const reward_table *t, int64_t i) {
     const reward_stat *s = stat_at(t, OF_GROUP, i);
     double by = advantage_divides(t->f) ? stat_deviation(s, 0) + t->f->advantage_eps : 1;
@@ -297,7 +302,8 @@ static inline int64_t white_alloc(const dump_facts *f, int whitening) {
                                            : dp * f->accumulation;
 }
 
-/* Sums over tokens, of which a document's on one rank have the same number. */
+/* Adds up values over tokens, or squared deviations. A document's tokens all have one value, so
+   it counts `tokens` times. */
 static inline void white_add(const reward_table *t, int base, int whitening, int squares) {
     const advantage_step *a = (const advantage_step *)t->own;
     for (int64_t n = 0; n < t->s->count * t->s->sp; n++) {
@@ -329,7 +335,7 @@ static inline int white_fill(advantage_step *a, const reward_table *t) {
     return 0;
 }
 
-/* ---- all of it ---- */
+/* ---- setup and verdict ---- */
 
 static inline void advantages_name_ways(advantage_step *a, const dump_facts *f) {
     for (int way = 0; way < ADVANTAGE_WAYS; way++) {
@@ -369,7 +375,7 @@ static inline int advantages_begin(advantage_step *a, reward_table *t, const ste
     return 0;
 }
 
-/* The way without a name that the dump's numbers are; -1: none. */
+/* The first way without a mistake's name that gives the dump's advantages; -1: none. */
 static inline int advantages_accepted(const reward_table *t, const advantage_step *a) {
     for (int way = 0; way < ADVANTAGE_WAYS; way++)
         if (!a->ways[way].name && rewards_off(t, way, NULL) <= 1) return way;

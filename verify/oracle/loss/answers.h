@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* answers.h - the right loss of a step beside what mistakes make of it, and what a number that
- * a rank reports says then. */
+/* answers.h - the right loss of a step, the losses that known mistakes give, and the verdict on
+ * the loss that a rank reports. */
 #ifndef ORACLE_ANSWERS_H
 #define ORACLE_ANSWERS_H
 #include "oracle/verdict/tell_apart.h"
@@ -10,23 +10,23 @@
 enum { ANSWERS = 64, ACCEPTED = 4 };
 typedef struct answer {
     double loss;            /* NaN: the mistake cannot be made here */
-    const char *name, *how; /* how: which of its forms; NULL: it has one */
+    const char *name, *how; /* how: which form of the mistake; NULL: it has one form */
 } answer;
 
 typedef struct answers {
     double right, slack; /* slack: absolute, from roundings (roundings.h) */
-    double size, parts;  /* of what `right` is the sum of, which may cancel: of tokens or
-                            documents, and of ranks' micro-batches */
-    int low_precision;   /* some of it is from numbers of 16 bits */
-    char what[80];       /* that `right` is made of */
+    double size, parts;  /* sums of absolute values, as terms of `right` may cancel: size over
+                            tokens or documents, parts over ranks' micro-batches */
+    int low_precision;   /* some inputs, or the reported loss, have 16 bits */
+    char what[80];       /* what `right` is computed from, for messages */
     answer other[ANSWERS], accepted[ACCEPTED]; /* accepted: no mistake; how says why */
     int count, accepted_count;
-    int made;            /* of `count`, those that are not `right` times a number */
-    const char *lacks;   /* why nothing can be said of any number; NULL: it can */
-    const char *vacuous; /* why a right number would show nothing; NULL: it shows something */
-    const char *unknown; /* what is said of a number that nothing explains */
-    const char *hint;    /* of a wrong one, beside that; NULL: nothing */
-    const char *design;  /* what is meant to depend on the number of ranks; NULL: nothing */
+    int made;            /* entries of `other` before those that only scale `right` */
+    const char *lacks;   /* why no loss can be judged; NULL: it can */
+    const char *vacuous; /* why a right loss would prove nothing; NULL: it proves something */
+    const char *unknown; /* completes "no known ... gives that number"; NULL: "mistake" */
+    const char *hint;    /* added to the verdict on a wrong loss; NULL: nothing */
+    const char *design;  /* what depends on the number of ranks by design; NULL: nothing */
 } answers;
 
 static inline void answers_add(answers *a, const char *name, double loss, const char *how) {
@@ -38,7 +38,7 @@ static inline void answers_accept(answers *a, double loss, const char *how) {
         a->accepted[a->accepted_count++] = (answer){loss, NULL, how};
 }
 
-/* What every loss may become on its way from the ranks that have it to the one number. */
+/* Adds the mistakes that any loss may suffer when ranks combine their losses into one. */
 static inline void answers_add_reports(answers *a, const dump_facts *f) {
     double sp = f->sp > 1 ? (double)f->sp : NAN; /* one rank averages and adds nothing */
     double dp = f->world > f->sp ? (double)(f->world / f->sp) : NAN;
@@ -49,12 +49,13 @@ static inline void answers_add_reports(answers *a, const dump_facts *f) {
     answers_add(a, "losses_added", a->right * sp * dp, "over all ranks");
 }
 
-/* Whether a mistake's answer is one that `right` cannot be taken for. */
+/* Whether a mistake's loss differs from `right` by more than the limit. */
 static inline int answer_shows(const law *l, double loss, double right) {
     return isfinite(loss) && !law_equal(l, loss, right);
 }
 
-/* Whether any form of the mistake would show; NULL: of any that makes another loss. */
+/* Whether any form of the mistake would show. name NULL: of any mistake that does not only
+   scale `right`. */
 static inline int answers_show(const answers *a, const law *l, const char *name) {
     for (int i = 0; i < (name ? a->count : a->made); i++)
         if ((!name || !strcmp(a->other[i].name, name)) &&
@@ -63,7 +64,7 @@ static inline int answers_show(const answers *a, const law *l, const char *name)
     return 0;
 }
 
-/* Those that give the same as the right one here, so that nothing is said of them. */
+/* Lists mistakes that give the right loss, too: a right loss does not exclude them. */
 static inline void answers_say_hidden(const answers *a, const law *l, verdict *v) {
     char names[240] = "";
     for (int i = 0; i < a->count; i++) {
@@ -89,7 +90,7 @@ static inline void answers_name(const answers *a, const law *l, verdict *v) {
     }
 }
 
-/* The first accepted answer that is this number; NULL: none. */
+/* The first accepted answer that equals the reported loss; NULL: none. */
 static inline const answer *answers_accepted(const answers *a, const law *l) {
     for (int i = 0; i < a->accepted_count; i++)
         if (law_equal(l, l->got, a->accepted[i].loss)) return &a->accepted[i];
@@ -104,13 +105,13 @@ static inline void answers_say(const answers *a, const law *l, verdict *v) {
                 widened);
 }
 
-/* As far off as log-probs may be that a second forward pass gave, in other kernels: no
-   derivation holds for them, so that such a loss is neither right nor wrong. */
+/* Whether log-probs from a second forward pass, in other kernels, explain the difference. No
+   limit can be derived for these, so such a loss is neither right nor wrong. */
 static inline int answers_anew(const answers *a, const law *l) {
     return fabs(l->got - a->right) <= 1e-3 * a->size;
 }
 
-/* Right, insufficient or wrong; of a wrong number the mistakes are still to be named. */
+/* Sets the verdict: right, insufficient or wrong. The caller names a wrong loss's mistakes. */
 static inline void answers_judge(const answers *a, const law *l, verdict *v) {
     const answer *accepted = answers_accepted(a, l);
     int right = law_equal(l, l->got, a->right);
@@ -137,7 +138,7 @@ static inline void answers_judge(const answers *a, const law *l, verdict *v) {
     }
 }
 
-/* Of a wrong number, once all that may explain it has been asked. */
+/* Completes the verdict on a wrong loss, after all mistakes have been tried. */
 static inline void answers_end(const answers *a, const law *l, verdict *v) {
     if (v->kind != VERDICT_WRONG) return;
     apart_say(v);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* counts.h - what each rank sums up of a micro-batch's losses, and what it divides the sum by
- * before its backward pass. The right divisor is one number for the whole step; a factor that
- * all share may be made up for by the reduction of gradients. */
+/* counts.h - each rank's sum of a micro-batch's losses, and its divisor of this sum before the
+ * backward pass. The right divisor is the step's count of supervised tokens. All ranks may
+ * share a factor, as the reduction of gradients may undo it. */
 #ifndef ORACLE_COUNTS_H
 #define ORACLE_COUNTS_H
 #include <math.h>
 #include <stdint.h>
 #include "oracle/verdict/stages.h"
 
-/* A number is kept apart by these, and summed over the others. */
+/* Bits of a grouping: one count for each member, replica or micro-batch whose bit is set,
+   summed over those whose bit is not set. */
 enum { APART_MEMBER = 1, APART_REPLICA = 2, APART_MICRO = 4, APARTS = 8 };
 static const char *const apart_texts[APARTS] = {
     "the count of the whole step",
@@ -20,11 +21,11 @@ static const char *const apart_texts[APARTS] = {
     "the count of each replica's micro-batch",
     "the count of each rank's micro-batch"};
 
-/* Of a rank's micro-batch. */
+/* Numbers of one rank's micro-batch. */
 typedef struct count_cell {
-    double labels, tokens, sum; /* as the dump's tensors give them; sum NaN: no log-probs */
-    double size;                /* of the losses, for rounding */
-    double got_count, got_sum;
+    double labels, tokens, sum; /* from index, labels and logp; sum NaN: no log-probs */
+    double size;                /* sum of absolute losses, for the rounding limit */
+    double got_count, got_sum;  /* loss_count and loss_sum of the dump */
     int has_count, has_sum;
 } count_cell;
 
@@ -32,7 +33,7 @@ typedef struct step_counts {
     count_cell *cell;      /* (world, accumulation); NULL: no memory, or not judged */
     double *group, *sizes; /* (world * accumulation), by counts_group */
     int64_t sp, dp, accumulation, cells;
-    double unit; /* of log-probs */
+    double unit; /* relative rounding of log-probs */
 } step_counts;
 
 static inline int is_about(double x, double want) {
@@ -59,7 +60,7 @@ static inline void counts_free(step_counts *c) {
 
 /* ---- what the dump has ---- */
 
-/* Whether it has one. */
+/* Reads a rank's number. Returns whether the dump has its tensor. */
 static inline int counts_read(dump *d, int64_t rank, int64_t micro, const char *what,
                               double *to) {
     const seqpar_safetensors_tensor *t = dump_find(d, rank, micro, what);
@@ -118,14 +119,14 @@ static inline double count_field(const count_cell *cell, size_t field) {
     return x;
 }
 
-/* to: by counts_group, the sums of a field of count_cell. */
+/* field: offset of a double in count_cell. to: its sums, indexed by counts_group. */
 static inline void counts_sum(const step_counts *c, double *to, int apart, size_t field) {
     memset(to, 0, (size_t)c->cells * sizeof *to);
     for (int64_t i = 0; i < c->cells; i++)
         to[counts_group(c, i, apart)] += count_field(&c->cell[i], field);
 }
 
-/* Whether keeping apart by this is another thing than by less of it. */
+/* Whether each set bit splits the counts: of a dimension of size 1 it makes no difference. */
 static inline int apart_exists(const step_counts *c, int apart) {
     return !((apart & APART_MEMBER && c->sp == 1) || (apart & APART_REPLICA && c->dp == 1) ||
              (apart & APART_MICRO && c->accumulation == 1));
@@ -133,7 +134,7 @@ static inline int apart_exists(const step_counts *c, int apart) {
 
 /* ---- divisors ---- */
 
-/* A power of P, D and A that a reduction may make up for. */
+/* Whether k is a product of powers -1, 0 or 1 of P, D and A, which a reduction may undo. */
 static inline int counts_is_factor(const step_counts *c, double k) {
     for (int n = 0; n < 27; n++)
         if (is_about(k, pow((double)c->sp, n % 3 - 1) * pow((double)c->dp, n / 3 % 3 - 1) *
@@ -142,8 +143,8 @@ static inline int counts_is_factor(const step_counts *c, double k) {
     return 0;
 }
 
-/* Whether all divide by a factor times their group's sum; *factor: by which. A group without
-   any may be anything: it has no loss. */
+/* Whether every divisor is *factor times its group's sum, with one factor for all. A group with
+   sum 0 has no loss, so its divisor is not checked. */
 static inline int counts_fit(step_counts *c, int apart, size_t field, double *factor) {
     *factor = 0;
     counts_sum(c, c->group, apart, field);
@@ -169,7 +170,7 @@ static inline void counts_say_first(step_counts *c, double factor, verdict *v) {
     }
 }
 
-/* The right divisor, where another would be the same. */
+/* Reports the right divisor: INSUFFICIENT if a wrong one has the same value or none exists. */
 static inline void counts_show(step_counts *c, verdict *v, double factor) {
     const char *same = NULL;
     int others = 0;
@@ -196,7 +197,7 @@ static inline void counts_show(step_counts *c, verdict *v, double factor) {
     if (!others) verdict_say(v, "one rank and one micro-batch have no other count");
 }
 
-/* Whether they divide by such a count, with its name and where it is kept apart. */
+/* Whether ranks divide by the sums of this field in these groups. If so, names the mistake. */
 static inline int counts_name(step_counts *c, int apart, size_t field, const char *name,
                               verdict *v) {
     double factor;
@@ -223,7 +224,7 @@ static inline void counts_judge(step_counts *c, verdict *v) {
 
 /* ---- sums ---- */
 
-/* Whether the sums are those of groups that are kept apart so; *first: a cell that is not. */
+/* Whether each reported sum is that of its group; *first: the first cell where it is not. */
 static inline int sums_fit(step_counts *c, int apart, int64_t *first) {
     counts_sum(c, c->group, apart, offsetof(count_cell, sum));
     counts_sum(c, c->sizes, apart, offsetof(count_cell, size));
@@ -255,7 +256,8 @@ static inline void sums_judge(step_counts *c, verdict *v) {
                 c->cell[first].got_sum, c->cell[first].sum);
 }
 
-/* Of all cells: how many have it, and the first that has not. */
+/* has: offset of has_count or has_sum. Returns the number of cells with it; *lacks: the first
+   cell without it, -1: none. */
 static inline int64_t counts_having(const step_counts *c, size_t has, int64_t *lacks) {
     int64_t have = 0;
     *lacks = -1;
@@ -275,8 +277,8 @@ static inline void counts_say_lacks(const step_counts *c, int64_t at, const char
                 (long long)(at / c->accumulation), (long long)(at % c->accumulation), what);
 }
 
-/* What ranks divide sums of their own losses by, over the step's count; 0: not known, as where
-   the sums are of more than a rank's own tokens. */
+/* The ranks' divisor over the step's count of supervised tokens. 0: unknown, for example where
+   a rank's sum covers more than its own tokens. */
 static inline double counts_divisor(const stage *s, step_counts *c, int has_counts,
                                     int has_sums) {
     double factor;
@@ -286,7 +288,7 @@ static inline double counts_divisor(const stage *s, step_counts *c, int has_coun
     return has_sums && !sums_fit(c, APARTS - 1, &first) ? 0 : factor;
 }
 
-/* Stage COUNTS, after all rows. Returns the divisor, as above. */
+/* Judges stage COUNTS after all rows are added. Returns counts_divisor; 0 if not judged. */
 static inline double check_divisors(stage *s, step_counts *c) {
     int64_t no_count, no_sum, counts, sums;
     int logp = 1;

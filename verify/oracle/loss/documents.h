@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* documents.h - what the losses of whole documents are made of: each one's sums, by the ranks
- * that hold a part of it, for all documents of the step. */
+/* documents.h - inputs of losses that are computed per document: for all documents of the step,
+ * the sums over each rank's part of the document. */
 #ifndef ORACLE_DOCUMENTS_H
 #define ORACLE_DOCUMENTS_H
 #include "policy.h"
 
-/* A document on one rank. */
+/* One rank's part of a document. */
 typedef struct document_part {
-    double policy, reference; /* sums over supervised tokens */
-    double tokens;            /* supervised ones */
-    double low, high;         /* of their advantages */
-    double value;             /* of the rank's last token of it */
-    int held;                 /* whether the rank has a token of it */
+    double policy, reference; /* sums of log-probs over supervised tokens */
+    double tokens;            /* number of supervised tokens */
+    double low, high;         /* least and greatest of their advantages */
+    double value;             /* at the rank's last token of the document */
+    int held;                 /* whether the rank has a token of the document */
 } document_part;
 
-/* What else may be taken for a document's score. */
+/* Tokens whose value is taken as a document's score; all but SCORE_RIGHT are mistakes. */
 enum {
     SCORE_RIGHT,
     SCORE_RANK_END,
@@ -27,15 +27,15 @@ enum {
 };
 
 typedef struct document {
-    int64_t dp, micro, number;     /* its place: row, and which of the row's documents */
-    int64_t tokens, labels;        /* all, supervised ones */
-    int64_t last_rank, last_local; /* who holds its last token; -1: nobody */
+    int64_t dp, micro, number;     /* replica and micro-batch of its row, index in the row */
+    int64_t tokens, labels;        /* number of all tokens, of supervised tokens */
+    int64_t last_rank, last_local; /* rank and local row of its last token; -1: no rank */
     int64_t group;
     double score, desirable, kl, reward, margin;
-    document_part gathered;         /* cut from ranks one behind the other */
-    double reference_from[SOURCES]; /* with ref_logp from elsewhere */
-    double zeros, zero_labels; /* policy - reference of targets with id 0; how many these are */
-    double rounding;           /* squares of what rounding may do to policy - reference */
+    document_part gathered;         /* sums, if the row is gathered in rank order, then cut */
+    double reference_from[SOURCES]; /* sum of ref_logp of wrong tokens, by source (policy.h) */
+    double zeros, zero_labels;      /* policy - reference at targets with id 0; their number */
+    double rounding;                /* sum of squared roundings of policy - reference */
     double values[SCORES];
 } document;
 
@@ -43,11 +43,11 @@ typedef struct step_documents {
     document *of;        /* (count) */
     document_part *part; /* (count, sp) */
     int64_t count, room, sp;
-    struct { /* the coarsest of all rows */
+    struct { /* relative rounding: the largest of all rows */
         double logp, values, scores, kl, rewards, advantages;
     } unit;
     int has_scores, has_values, has_groups; /* all rows have them */
-    int odd;                                /* a row has a document without a partner */
+    int odd;                                /* the last document of some row has no pair */
 } step_documents;
 
 static inline void documents_begin(step_documents *s, int64_t sp) {
@@ -79,7 +79,7 @@ static inline int documents_grow(step_documents *s, int64_t more) {
 
 static inline double number_of(const double *x, int64_t i) { return x ? x[i] : NAN; }
 
-/* A supervised token: its log-probs, as policy and reference have it and as it may be taken. */
+/* Adds a supervised token to the right sums and to those of mistakes. */
 static inline void document_add_token(document *o, document_part *p, const dump_row *row,
                                       int64_t t) {
     double advantage = number_of(row->advantages, t);
@@ -104,7 +104,7 @@ static inline double value_at(const dump_row *row, int64_t t) {
     return t < 0 || row->rank[t] < 0 ? NAN : row->values[t];
 }
 
-/* The values that may be taken for its score. */
+/* Fills the values that a trainer may take as the document's score. */
 static inline void document_values(document *o, const document_part *part, int64_t sp,
                                    const dump_row *row, int64_t begin, int64_t end) {
     int64_t padded = row->tokens - 1;
@@ -119,7 +119,8 @@ static inline void document_values(document *o, const document_part *part, int64
     o->values[SCORE_GATHERED] = value_at(row, row->order[end - 1]);
 }
 
-/* The rank's last token of the document is that of its last row. */
+/* Keeps the value of the rank's last token of the document. A rank may hold tokens in another
+   order than the row: its last token is the one with the highest local row. */
 static inline void document_add_value(document_part *p, int64_t *last_local,
                                       const dump_row *row, int64_t t) {
     if (p->held && *last_local > row->local[t]) return;
@@ -128,8 +129,8 @@ static inline void document_add_value(document_part *p, int64_t *last_local,
     *last_local = row->local[t];
 }
 
-/* Squares of what roundings make of the sum of policy - reference: of numbers as they were
-   written, and of log-probs in float32 in another order. room: (tokens) of the document. */
+/* Sum of squared roundings of policy - reference: of written numbers, and of log-probs computed
+   in float32 in another order (roundings.h). room: scratch space for the document's tokens. */
 static inline double document_rounding(const dump_row *row, int64_t begin, int64_t end,
                                        double *room) {
     const double *each[] = {row->logp, row->ref_logp};
@@ -144,7 +145,7 @@ static inline double document_rounding(const dump_row *row, int64_t begin, int64
     return squares;
 }
 
-/* last_local: (sp), room of the caller's. */
+/* last_local: (sp), scratch space. */
 static inline void document_fill(document *o, document_part *part, int64_t sp,
                                  const dump_row *row, int64_t *last_local) {
     int64_t begin = row->cu_seqlens[o->number], end = row->cu_seqlens[o->number + 1];
@@ -179,7 +180,8 @@ static inline void documents_note_row(step_documents *s, const dump_row *row) {
     s->unit.advantages = fmax(s->unit.advantages, row->unit.advantages);
 }
 
-/* 0, or -1: no memory. */
+/* Adds the row's documents. A number that the dump lacks is NaN, so that a loss made of it is
+   NaN, too; absent margins and groups are 0. Returns 0, or -1: no memory. */
 static inline int documents_add_row(step_documents *s, const dump_row *row, int64_t dp,
                                     int64_t micro) {
     int64_t *last_local = (int64_t *)calloc((size_t)s->sp, sizeof *last_local);
@@ -216,7 +218,7 @@ static inline int documents_add_row(step_documents *s, const dump_row *row, int6
     return 0;
 }
 
-/* All of a document's ranks together. */
+/* A document's sums over all ranks. */
 static inline document_part document_whole(const step_documents *s, int64_t i) {
     document_part whole = {0};
     for (int64_t r = 0; r < s->sp; r++) {
@@ -227,8 +229,8 @@ static inline document_part document_whole(const step_documents *s, int64_t i) {
     return whole;
 }
 
-/* The document after it, if they are a pair: documents 2i and 2i + 1 of a row. Pairs of two
-   documents without a token are room that was not used. */
+/* Whether document i is the first of a pair: documents 2k and 2k + 1 of a row. If neither has a
+   token, they are unused slots and no pair. */
 static inline int document_begins_pair(const step_documents *s, int64_t i) {
     return s->of[i].number % 2 == 0 && i + 1 < s->count &&
            s->of[i + 1].number == s->of[i].number + 1 &&

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* gae.h - generalised advantage estimation, token by token. V and r of tokens without a label
- * are 0, and so is all behind a document's last token:
+/* gae.h - generalised advantage estimation, token by token. V and r are 0 at tokens without a
+ * label. V and A are 0 after a document's last token:
  *
  *     delta_t = r_t + gamma V_{t+1} - V_t
  *     A_t     = delta_t + gamma lambda A_{t+1}          G_t = A_t + V_t
  *
- * r is token_rewards, or the document's reward at its last supervised token. Tokens without a
- * label may be passed over instead. Afterwards A may be whitened over all supervised tokens of
- * the step; over those of a rank it is a mistake. */
+ * r is token_rewards, or the document's reward at its last supervised token. To skip tokens
+ * without a label is no mistake, either. A may then be whitened over all supervised tokens of
+ * the step; to whiten over one rank's or one replica's tokens is a mistake. */
 #ifndef ORACLE_GAE_H
 #define ORACLE_GAE_H
 #include "oracle/verdict/tell_apart.h"
@@ -15,7 +15,7 @@
 
 enum {
     GAE_RIGHT,
-    GAE_PASSED_OVER, /* no mistake, too */
+    GAE_PASSED_OVER, /* no mistake, either */
     GAE_OWN,         /* from here on: mistakes */
     GAE_RESTARTED,
     GAE_RESTARTED_ALL,
@@ -36,7 +36,7 @@ static const reward_way gae_ways[GAE_WAYS] = {
     {"reward_on_every_rank", NULL},
     {"reward_on_wrong_rank", NULL}};
 
-/* Over whose tokens it is whitened, none or those of the step first: these are no mistakes. */
+/* The tokens over which A is whitened. The first two, none and all of the step, are right. */
 enum {
     GAE_AS_IT_IS,
     GAE_OF_STEP,
@@ -55,20 +55,20 @@ static const char *const gae_white_texts[GAE_WHITENINGS] = {
     "over the tokens of each replica's micro-batch"};
 
 typedef struct gae_token {
-    double way[GAE_WAYS], got, value, returns; /* NaN: nothing is said of it */
-    double slack;                              /* what rounding of V and r may make of it */
+    double way[GAE_WAYS], got, value, returns; /* way: A; NaN: not computed or not dumped */
+    double slack;                              /* how far rounded V and r may move A */
     int64_t rank, local, micro, document, token;
 } gae_token;
 
 typedef struct gae_step {
     const dump_facts *f;
-    gae_token *of; /* (count) supervised ones */
+    gae_token *of; /* (count) supervised tokens */
     int64_t count;
     double tolerance, unit;
     int has_returns, lacks;
-    const char *what;             /* that is being judged */
-    int returns;                  /* and whether it is returns */
-    double *mean, *deviation, *n; /* (groups) room of a whitening's */
+    const char *what;             /* name of the numbers being judged */
+    int returns;                  /* 1: these are returns, 0: advantages */
+    double *mean, *deviation, *n; /* (groups) statistics that gae_whiten computes */
 } gae_step;
 
 /* ---- recursions ---- */
@@ -78,7 +78,7 @@ static inline int gae_row_has(const dump_row *row) {
            (row->token_rewards || row->rewards);
 }
 
-/* The last supervised token of a document, of any rank or of one. -1: there is none. */
+/* The document's last supervised token on this rank; on any if rank is -1. Returns -1: none. */
 static inline int64_t gae_last(const dump_row *row, int64_t begin, int64_t end, int64_t rank) {
     for (int64_t t = end - 1; t >= begin; t--)
         if (row_supervised(row, t) && (rank < 0 || row->rank[t] == rank)) return t;
@@ -92,7 +92,7 @@ static inline int64_t gae_highest_rank(const dump_row *row, int64_t begin, int64
     return highest;
 }
 
-/* What the token is rewarded with, as the way places a document's reward. */
+/* The token's r. The way decides which token has the document's reward. */
 static inline double gae_reward(const dump_row *row, int64_t t, int64_t document, int way) {
     int64_t begin = row->cu_seqlens[document], end = row->cu_seqlens[document + 1], at;
     if (row->token_rewards) return row->token_rewards[t];
@@ -102,7 +102,7 @@ static inline double gae_reward(const dump_row *row, int64_t t, int64_t document
     return at == t ? row->rewards[document] : 0;
 }
 
-/* Where the recursion stands: A and V of the token behind, and whose they are. */
+/* State of the recursion: A and V of the following token, and its rank; -1: there is none. */
 typedef struct gae_state {
     double advantage, value;
     int64_t rank;
@@ -113,7 +113,8 @@ static inline void gae_cut(gae_state *s, int way) {
     if (way == GAE_NO_VALUE || way == GAE_RESTARTED_ALL) s->value = 0;
 }
 
-/* Tokens of a document from its end to its begin; rank -1: of all ranks. */
+/* Runs the recursion over a document's tokens, last to first; rank -1: over all ranks' tokens,
+   else over this rank's only. */
 static inline void gae_run(const gae_step *g, const dump_row *row, int64_t document,
                            int64_t rank, int way, gae_state *s, gae_token *at) {
     for (int64_t t = row->cu_seqlens[document + 1] - 1; t >= row->cu_seqlens[document]; t--) {
@@ -131,7 +132,7 @@ static inline void gae_run(const gae_step *g, const dump_row *row, int64_t docum
     }
 }
 
-/* at: (tokens) of the row, by their places among the ranks' */
+/* at: (tokens) of the row, indexed by row->gathered. first: the replica's first rank. */
 static inline void gae_document(const gae_step *g, const dump_row *row, int64_t document,
                                 int64_t first, gae_state *across, gae_token *at) {
     for (int way = 0; way < GAE_WAYS; way++) {
@@ -150,7 +151,7 @@ static inline void gae_document(const gae_step *g, const dump_row *row, int64_t 
     }
 }
 
-/* Where A is wrong by this much, rounding may be all: V weighs 2 at most, each r 1. */
+/* How far rounded V and r may move A: in A, all V together have weight 2 at most, each r 1. */
 static inline double gae_slack(const dump_row *row, int64_t document) {
     double value = 0, rewards = 0;
     for (int64_t t = row->cu_seqlens[document]; t < row->cu_seqlens[document + 1]; t++) {
@@ -177,7 +178,7 @@ static inline void gae_fill(gae_token *k, const dump_row *row, int64_t t, int64_
                                                                  : 0;
 }
 
-/* Keeps the supervised tokens of those of a row. */
+/* Appends the row's supervised tokens to g->of. all: indexed by row->gathered. */
 static inline void gae_keep(gae_step *g, const dump_row *row, const gae_token *all) {
     for (int64_t i = 0; i < row->tokens; i++) {
         int64_t t = row->order[i];
@@ -220,7 +221,7 @@ static inline int64_t gae_group(const gae_step *g, const gae_token *k, int white
                                                : 0;
 }
 
-/* Means and deviations of a way's numbers; unbiased: by n - 1. */
+/* Computes each group's mean and deviation of A; unbiased 1: divides by n - 1. */
 static inline void gae_whiten(gae_step *g, int way, int whitening, int unbiased) {
     int64_t groups = g->f->world * g->f->accumulation;
     memset(g->mean, 0, (size_t)(3 * groups) * sizeof *g->mean);
@@ -241,7 +242,8 @@ static inline void gae_whiten(gae_step *g, int way, int whitening, int unbiased)
     }
 }
 
-/* What the way makes of the token, after gae_whiten; *by: what its slack is divided by. */
+/* The token's number by this way; call gae_whiten first. *by: whitening divides by it, so the
+   caller divides the token's slack by it, too. */
 static inline double gae_want(const gae_step *g, const gae_token *k, int way, int whitening,
                               double *by) {
     int64_t at = gae_group(g, k, whitening);
@@ -260,8 +262,8 @@ static inline double gae_size(const gae_step *g, int way, int whitening) {
     return g->count ? sqrt(sum / (double)g->count) : 0;
 }
 
-/* How far the dump is from it, in limits; NaN there, where it cannot be made. *first: the first
-   token that is beyond. */
+/* The largest difference between the dump and the way, in units of the limit. NaN: the way
+   cannot be computed here. *first: the first token beyond its limit. */
 static inline double gae_off(gae_step *g, int way, int whitening, int unbiased,
                              const gae_token **first) {
     double worst = 0, size;
@@ -282,7 +284,7 @@ static inline double gae_off(gae_step *g, int way, int whitening, int unbiased,
     return worst;
 }
 
-/* Whether the way's numbers are not the right ones, anywhere. */
+/* Whether the way's A differs from the right A at any token. */
 static inline int gae_shows(const gae_step *g, int way) {
     double size = gae_size(g, GAE_RIGHT, GAE_AS_IT_IS);
     for (int64_t i = 0; i < g->count; i++) {
@@ -314,7 +316,7 @@ static inline void gae_name(gae_step *g, verdict *v) {
     }
 }
 
-/* The text of a right one; NULL: there is none. */
+/* Describes the right way that gives the dump's numbers; NULL: none does. */
 static inline const char *gae_accepted(gae_step *g) {
     for (int way = GAE_RIGHT; way <= GAE_PASSED_OVER; way++)
         for (int n = 0; n < (g->returns ? 1 : 2 * GAE_OF_RANK); n++)
@@ -344,6 +346,8 @@ static inline void gae_say_first(gae_step *g, verdict *v) {
                 want);
 }
 
+/* Judges advantages, or returns if `returns` is 1. If sp > 1 and no mistake would change A in
+   this step, a match would prove nothing: the verdict is INSUFFICIENT. */
 static inline void gae_judge(gae_step *g, verdict *v, int returns) {
     const char *accepted;
     g->returns = returns;

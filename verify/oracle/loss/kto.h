@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* kto.h - KTO's loss. Of a document, h = sum of logp - ref_logp over all ranks; of a
- * micro-batch, z = max(0, mean of kl over all documents of all replicas).
+/* kto.h - KTO's loss. A document has h = sum of logp - ref_logp over all ranks. A micro-batch
+ * has z = max(0, mean of kl over its documents on all replicas).
  *
  *     desirable      1 - sigmoid(beta (h - z))
  *     undesirable    1 - sigmoid(beta (z - h))
@@ -38,9 +38,9 @@ typedef struct kto_step {
     const step_documents *s;
     const dump_facts *f;
     kl_mean *rows;         /* (accumulation, replicas) */
-    double *z;             /* (accumulation, Z_WAYS); Z_OF_REPLICA is by row */
+    double *z;             /* (accumulation, Z_WAYS); kto_z takes Z_OF_REPLICA from rows */
     double *alone;         /* (sp) the loss, with h of one rank's tokens */
-    double count, trained; /* documents with a token, with a supervised one */
+    double count, trained; /* number of documents with a token, with a supervised token */
     double slack;
 } kto_step;
 
@@ -53,7 +53,7 @@ static inline double kl_of(const kl_mean *k) { return k->count > 0 ? k->sum / k-
 
 static inline double at_least_0(double x) { return x < 0 ? 0 : x; } /* NaN stays NaN */
 
-/* z of one micro-batch, as it is taken rightly and wrongly; rows: (replicas) */
+/* Fills one micro-batch's z, the right one and those of mistakes; rows: (replicas) */
 static inline void kto_fill_z(double *z, const kl_mean *rows, int64_t replicas, double sp) {
     kl_mean whole = {0, 0};
     double means = 0, clamped = 0, filled = 0;
@@ -91,7 +91,7 @@ static inline int kto_begin(kto_step *k, const step_documents *s, const dump_fac
     if (!k->rows || !k->z || !k->alone) return -1;
     for (int64_t i = 0; i < s->count; i++) {
         kl_mean *row = &k->rows[s->of[i].micro * replicas + s->of[i].dp];
-        if (!s->of[i].tokens) continue; /* room that was not used */
+        if (!s->of[i].tokens) continue; /* an unused slot */
         row->sum += s->of[i].kl;
         row->count++;
         k->count++;
@@ -110,7 +110,7 @@ static inline void kto_free(kto_step *k) {
 
 /* ---- losses ---- */
 
-/* What of a document a mistake takes for h. */
+/* Ways to compute a document's h; all but H_RIGHT are mistakes. */
 enum {
     H_RIGHT,
     H_AVERAGED,
@@ -118,7 +118,7 @@ enum {
     H_NO_REFERENCE,
     H_BY_LENGTH,
     H_GATHERED,
-    H_FROM, /* ref_logp from elsewhere: by source */
+    H_FROM, /* ref_logp of wrong tokens: + source (policy.h) */
     H_WAYS = H_FROM + SOURCES
 };
 static const char *const h_names[H_WAYS] = {NULL,
@@ -142,7 +142,8 @@ static inline double kto_h(const kto_step *k, int64_t i, int way) {
     return way >= H_FROM ? whole.policy - o->reference_from[way - H_FROM] : h;
 }
 
-/* The mean over documents; swapped: 1 takes desirable ones for undesirable. */
+/* The mean loss over documents, with these ways of h and z. swapped 1: exchanges desirable and
+   undesirable. trained 1: only documents with a supervised token. */
 static inline double kto_mean(const kto_step *k, int h, int z, int swapped, int trained) {
     double sum = 0;
     for (int64_t i = 0; i < k->s->count; i++) {
@@ -154,7 +155,7 @@ static inline double kto_mean(const kto_step *k, int h, int z, int swapped, int 
     return sum / (trained ? k->trained : k->count);
 }
 
-/* With h of the member's own tokens. */
+/* The mean loss, with h of one member's tokens. */
 static inline double kto_mean_alone(const kto_step *k, int64_t member) {
     double sum = 0;
     for (int64_t i = 0; i < k->s->count; i++) {
@@ -165,7 +166,7 @@ static inline double kto_mean_alone(const kto_step *k, int64_t member) {
     return sum / k->count;
 }
 
-/* Losses by rows, and what rounding may do: sigmoid is at its steepest 1/4. */
+/* Adds the losses to means, and computes slack: the slope of sigmoid is 1/4 at most. */
 static inline void kto_add_rows(kto_step *k, step_means *means) {
     double rounding = 0, kl = 0;
     for (int64_t i = 0; i < k->s->count; i++) {
@@ -183,7 +184,7 @@ static inline void kto_add_rows(kto_step *k, step_means *means) {
 
 /* ---- kl of one rank's tokens ---- */
 
-/* The mean loss with this z in all micro-batches, of which there is one. */
+/* The mean loss with this z. Only for a step of one micro-batch: each would have its own z. */
 static inline double kto_mean_at(const kto_step *k, double z) {
     double sum = 0;
     for (int64_t i = 0; i < k->s->count; i++)
@@ -192,7 +193,8 @@ static inline double kto_mean_at(const kto_step *k, double z) {
     return sum / k->count;
 }
 
-/* The least z >= 0 that gives this loss, and how far it may be off; NaN: there is none. */
+/* The least z >= 0 that gives this loss, by bisection; NaN: none up to twice the largest |kl|.
+   limit: how far the loss may be off; *off: how far z may then be off. */
 static inline double kto_solve(const kto_step *k, double loss, double limit, double *off) {
     double step = 0, low = 0, high, slope;
     for (int64_t i = 0; i < k->s->count; i++)
@@ -216,8 +218,8 @@ static inline double kto_solve(const kto_step *k, double loss, double limit, dou
     return NAN;
 }
 
-/* Whether each member's loss, of one replica, is that of a z of its own, and these are parts of
-   the mean of kl. */
+/* Whether each rank used kl of its own tokens only: each loss gives a z, and these z add up to
+   the mean of kl. losses: (sp) of one replica. */
 static inline int kto_is_of_parts(const kto_step *k, const double *losses, const law *l,
                                   verdict *v) {
     double whole = k->z[Z_FREE], sum = 0, distance = 0, low = INFINITY, high = 0;
@@ -238,7 +240,7 @@ static inline int kto_is_of_parts(const kto_step *k, const double *losses, const
     return 1;
 }
 
-/* ---- what mistakes make of it ---- */
+/* ---- losses of mistakes ---- */
 
 static inline void kto_add_ways(const kto_step *k, answers *a) {
     double several = k->f->sp > 1 ? 1 : NAN, parts = 0;
@@ -276,7 +278,7 @@ static inline int kto_answers(kto_step *k, step_means *means, const step_documen
     memset(a, 0, sizeof *a);
     a->right = kto_mean(k, H_RIGHT, Z_RIGHT, 0, 0);
     a->size = fabs(a->right);
-    a->slack = k->slack + added_rounding(k->count, 1); /* of numbers up to 1 */
+    a->slack = k->slack + added_rounding(k->count, 1); /* a loss is at most 1 */
     a->low_precision = fmax(s->unit.logp, s->unit.kl) > NARROW;
     snprintf(a->what, sizeof a->what, "%.0f documents", k->count);
     answers_accept(a, k->trained < k->count ? kto_mean(k, H_RIGHT, Z_RIGHT, 0, 1) : NAN,

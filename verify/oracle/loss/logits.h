@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* logits.h - log-probs recomputed from the logits that the dump has, token by token: row l of
- * a rank's logits, and the label that is taken from it. */
+/* logits.h - recomputes log-probs from the dump's logits, token by token: row i of a rank's
+ * logits, at the label of the rank's token i. */
 #ifndef ORACLE_LOGITS_H
 #define ORACLE_LOGITS_H
 #include "oracle/verdict/stages.h"
 
-/* Which logits and which label a log-prob was made of, instead of the token's own. */
+/* Which row of logits and which label a mistake takes for a token's log-prob. */
 typedef enum logits_pick {
     PICK_RIGHT,
     PICK_IDS,        /* the token itself is the label */
-    PICK_NEXT_LABEL, /* that of the rank's next row: shifted once more, kept where it begins */
-    PICK_ROW_BEFORE, /* logits of the rank's row before: the same, kept where it ends */
-    PICK_RANK_ORDER, /* the label in this place if ranks lay one behind the other */
+    PICK_NEXT_LABEL, /* label of the rank's next row: shifted twice, at the logits' row */
+    PICK_ROW_BEFORE, /* logits of the rank's row before: the same, at the label's row */
+    PICK_RANK_ORDER, /* logits are concatenated by rank, labels are in the row's order */
     PICKS
 } logits_pick;
 static const char *const logits_pick_names[PICKS] = {
@@ -22,15 +22,15 @@ typedef struct logits_check {
     dump *d;
     const dump_row *row;
     int64_t micro, vocab;
-    double *logits, *before;  /* (vocab) of the row in hand, and of that before it */
-    double lse, lse_before;   /* of them */
-    double most, most_before; /* their largest magnitude */
-    double unit, logp_unit;   /* relative roundings */
-    double *logp;             /* (tokens) taken as right where the dump has none */
-    double worst;             /* distance over limit */
+    double *logits, *before;  /* (vocab) of the rank's current row, and of the row before */
+    double lse, lse_before;   /* log-sum-exp of each */
+    double most, most_before; /* largest magnitude of each */
+    double unit, logp_unit;   /* relative rounding of logits, of log-probs */
+    double *logp;             /* (tokens) recomputed, for a dump without log-probs */
+    double worst;             /* largest distance, as a multiple of its limit */
     int64_t judged, off[PICKS], shown[PICKS], first, outside;
-    double got, want, flat; /* at the first that is off; most range of a row */
-    int negative;           /* each is the negative of the right one */
+    double got, want, flat; /* got, want: at `first`; flat: largest range of a row */
+    int negative;           /* every log-prob is minus the right one */
 } logits_check;
 
 /* ---- the tensor ---- */
@@ -57,7 +57,7 @@ static inline double logits_lse(const double *x, int64_t n, double *magnitude, d
     double high = -INFINITY, low = INFINITY, sum = 0;
     for (int64_t i = 0; i < n; i++) {
         high = fmax(high, x[i]);
-        if (x[i] > -INFINITY) low = fmin(low, x[i]); /* an entry that is masked out */
+        if (x[i] > -INFINITY) low = fmin(low, x[i]); /* -Inf: masked out */
         if (isnan(x[i])) high = NAN;
         if (isnan(high)) break;
     }
@@ -97,8 +97,8 @@ static inline double logits_pick_value(const logits_check *c, int64_t t, logits_
     return before ? c->before[label] - c->lse_before : c->logits[label] - c->lse;
 }
 
-/* How far rounding may put it: that of logits and log-prob as they are written, and a softmax
-   in fp32, whose sum and logarithm round a few times. */
+/* Rounding limit of a log-prob: logits and log-prob are rounded when they are written, and a
+   softmax in fp32 rounds a few times in its sum and logarithm. */
 static inline double logits_limit(const logits_check *c, double want, double most) {
     return c->unit * 2 * most + c->logp_unit * fabs(want) + 0x1p-22 * (fabs(want) + most + 4);
 }
@@ -124,7 +124,7 @@ static inline void logits_compare(logits_check *c, int64_t t) {
     c->off[PICK_RIGHT] += is_off;
     for (int pick = PICK_RIGHT + 1; pick < PICKS; pick++) {
         double other = logits_pick_value(c, t, (logits_pick)pick);
-        if (isnan(other)) continue; /* what such a mistake leaves there is not known */
+        if (isnan(other)) continue; /* what the mistake writes here is not known */
         c->off[pick] += logits_are_off(c, got, other);
         c->shown[pick] += logits_are_off(c, other, want);
     }
@@ -144,7 +144,7 @@ static inline void logits_token(logits_check *c, int64_t t) {
 
 /* ---- a row ---- */
 
-/* The tokens of a rank in its own order. (count), or NULL: no memory. */
+/* (count) the token of each of the rank's rows; -1: none. NULL: no memory. */
 static inline int64_t *logits_tokens(const dump_row *row, int64_t rank, int64_t count) {
     int64_t *token = (int64_t *)malloc((size_t)(count + 1) * sizeof *token);
     for (int64_t i = 0; token && i < count; i++) token[i] = -1;
@@ -153,7 +153,8 @@ static inline int64_t *logits_tokens(const dump_row *row, int64_t rank, int64_t 
     return token;
 }
 
-/* 0, or -1 with d->error. */
+/* Reads the rank's logits in its own order: a mistake takes the row before, and two rows need
+   little memory. 0, or -1 with d->error. */
 static inline int logits_rank(logits_check *c, int64_t rank) {
     const seqpar_safetensors_tensor *t = dump_find(c->d, rank, c->micro, "logits");
     int64_t count, *token;
@@ -193,7 +194,8 @@ static inline void logits_say_wrong(const logits_check *c, verdict *v) {
                        "log-probs");
 }
 
-/* Of log-probs that the dump has. */
+/* Verdict on the dump's log-probs. If each row's logits are all equal, any label fits and a
+   match proves nothing. A marginal distance names no mistake. */
 static inline void logits_judge(const logits_check *c, stage *s) {
     verdict *v;
     char place[160];
@@ -223,7 +225,8 @@ static inline void logits_judge(const logits_check *c, stage *s) {
         verdict_say(v, "all logits of a token are equal: every label gives the same");
 }
 
-/* The roundings of log-probs as they are: a softmax in BF16 may have been widened after it. */
+/* Relative rounding of log-probs, by the bits of their values: those of a BF16 softmax may be
+   written as float32. Fewer than 8 values are too few to tell. */
 static inline double logits_logp_unit(const dump_row *row) {
     int64_t labels = 0;
     int bits = 0;
@@ -235,8 +238,8 @@ static inline double logits_logp_unit(const dump_row *row) {
     return labels < 8 ? row->unit.logp : fmax(row->unit.logp, ldexp(1, -bits));
 }
 
-/* Stage LOGITS; and row->logp where the dump has logits and no log-probs. 0, or -1 with
-   d->error. */
+/* Stage LOGITS. Also fills row->logp if all ranks have logits and none has log-probs. 0, or -1
+   with d->error. */
 static inline int check_logits(stage *s, dump *d, dump_row *row, int64_t dp, int64_t micro) {
     logits_check c = {.d = d, .row = row, .micro = micro, .negative = 1};
     int64_t elements = 0, have = dump_count(d, dp, micro, "logits", &elements);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* losses.h - the loss of a step, by its objective: row after row is added up, then what each
- * rank reports is judged. */
+/* losses.h - the loss of a step, by its objective: sums it up row by row, then judges the loss
+ * that each rank reports. */
 #ifndef ORACLE_LOSSES_H
 #define ORACLE_LOSSES_H
 #include "advantages.h"
@@ -9,21 +9,21 @@
 #include "tokens.h"
 
 typedef struct loss_parts {
-    token_sums tokens;        /* SFT, PPO */
-    step_documents documents; /* all others, and PPO */
+    token_sums tokens;        /* SFT, PPO, value */
+    step_documents documents; /* all but SFT */
     pair_ways pairs;          /* DPO, RM */
     kto_step kto;
     step_means means; /* of pairs or documents */
     answers answers;
     double *reported; /* (world) by each rank; NaN: it reports none */
     double tolerance; /* of rewards */
-    double widened;   /* of the loss, beside its roundings */
-    double apart; /* absolute, beside both: log-probs are those of a model, not the dump's */
-    int complete; /* all rows have what the loss is made of */
-    int lacks_documents, rewards_lack_documents; /* a row lacks cu_seqlens alone for them */
+    double widened;   /* relative, of the loss; added to its roundings */
+    double apart; /* absolute, added to both: log-probs come from a model, not from the dump */
+    int complete; /* all rows have the tensors that the loss needs */
+    int lacks_documents, rewards_lack_documents; /* a row lacks only cu_seqlens */
     int no_memory;
     int side_is_wrong;
-    verdict side; /* the first row whose side tensors are not its own */
+    verdict side; /* of the first row that has a side tensor of other tokens */
 } loss_parts;
 
 static inline int loss_is_of_tokens(const dump_facts *f) {
@@ -53,8 +53,8 @@ static inline int loss_is_of_documents(const dump_facts *f) {
     return !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE || has_sequence_ratio(f);
 }
 
-/* Whether the row has what the loss takes; where documents begin apart, without which their
-   tensors are not read. */
+/* Whether the row has the tensors that the loss needs, cu_seqlens aside. Without cu_seqlens,
+   tensors of documents are not read; `unread` says that there are some. */
 static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
     int logp = row->logp && row->labels && row->ref_logp;
     if (f->objective == DUMP_DPO)
@@ -68,7 +68,7 @@ static inline int loss_has(const dump_facts *f, const dump_row *row) {
     return loss_has_else(f, row) && (row->docs || !loss_is_of_documents(f));
 }
 
-/* What a stage misses of this row, if it is only where documents begin. */
+/* Notes which stages cannot judge this row only because cu_seqlens is missing. */
 static inline void loss_note_documents(loss_parts *p, const dump_facts *f,
                                        const dump_row *row) {
     int scores = f->objective == DUMP_RM ||
@@ -99,7 +99,7 @@ static inline int loss_end(loss_parts *p, const dump_facts *f) {
                      ? -1
                      : 0;
     if (f->objective == DUMP_RM && !p->documents.has_scores && !p->documents.has_values)
-        p->complete = 0; /* some rows have these, others those */
+        p->complete = 0; /* neither scores nor values are in all rows */
     if (status || !p->complete) return status;
     if (loss_is_of_tokens(f))
         tokens_answers(&p->tokens, &p->answers, f);
@@ -111,7 +111,7 @@ static inline int loss_end(loss_parts *p, const dump_facts *f) {
     return status;
 }
 
-/* What a rank would report that puts nothing together. */
+/* Names the mistake of a rank that does not combine its part with those of other ranks. */
 static inline void loss_name_alone(loss_parts *p, const law *l, const dump_facts *f,
                                    int64_t rank, verdict *v) {
     double *alone = f->objective == DUMP_KTO ? p->kto.alone : p->pairs.alone;
@@ -125,7 +125,7 @@ static inline void loss_name_alone(loss_parts *p, const law *l, const dump_facts
                                                               : "log_probs_of_one_rank"));
 }
 
-/* Why a right number shows nothing, within these limits; NULL: it shows something. */
+/* Why a right number proves nothing within these limits; NULL: it proves something. */
 static inline const char *loss_vacuous(const loss_parts *p, const dump_facts *f, const law *l) {
     const char *why;
     if (loss_is_of_tokens(f)) return tokens_vacuous(&p->tokens, &p->answers, l, f);
@@ -152,9 +152,9 @@ static inline law loss_limits(loss_parts *p, const dump_facts *f, double got, do
     return l;
 }
 
-/* Whether each rank reports its own share times the number of ranks, as it is where gradients
-   are averaged afterwards: training_step of transformers' Trainer gives that. Where counts are
-   equal it is each one's own mean, too. */
+/* Whether each rank reports its own share of the loss times the number of ranks. That is right
+   if gradients are averaged afterwards, as in training_step of transformers' Trainer. If counts
+   are equal, the number may also be the rank's own mean, a mistake: then 0. */
 static inline int loss_is_of_shares(loss_parts *p, const dump_facts *f, double unit) {
     const law *by = &p->tokens.means.by[BY_RANK];
     double count = 0;
@@ -181,7 +181,7 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
     means_name(means, &l, rank, f, v);
     answers_name(&p->answers, &l, v);
     loss_name_alone(p, &l, f, rank, v);
-    if (f->objective == DUMP_KTO && !v->count && rank % f->sp == 0 && /* the first says it */
+    if (f->objective == DUMP_KTO && !v->count && rank % f->sp == 0 && /* once per sequence */
         kto_is_of_parts(&p->kto, &p->reported[rank / f->sp * f->sp], &l, v))
         verdict_name(v, mistake_named("kl_of_own_part"));
     answers_end(&p->answers, &l, v);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* means.h - sums and counts of losses by ranks, replicas and micro-batches, of which mistaken
- * means are made. */
+/* means.h - sums and counts of losses by rank, replica and micro-batch, to compute the means
+ * that mistakes give. */
 #ifndef ORACLE_MEANS_H
 #define ORACLE_MEANS_H
 #include "answers.h"
@@ -13,7 +13,8 @@ typedef struct step_means {
     law by[GROUPINGS]; /* groups 0: not used */
 } step_means;
 
-/* Ranks' own numbers are theirs alone, and a replica's those of its ranks. */
+/* own_of says which groups' own mean a rank may report by mistake: its own groups, those of its
+   replica, but none of micro-batches. */
 static inline void means_begin(step_means *m, const dump_facts *f, int by_ranks) {
     int64_t dp = f->world / f->sp;
     int64_t groups[] = {f->world * f->accumulation, f->world, f->accumulation, dp,
@@ -51,14 +52,15 @@ static const char means_hidden_text[] =
     "a mean of replicas' or micro-batches' means is the same here; give a step of one "
     "micro-batch, or whose micro-batches have unequal numbers of documents and losses";
 
-/* Whether the mean of micro-batches' means is the right one here, as equal counts make it. One
-   micro-batch of one replica has no other mean. */
+/* Whether the mean of micro-batches' means equals the right mean here, as with equal counts:
+   then that mistake does not show. With one micro-batch of one replica it cannot be made. */
 static inline int means_are_hidden(const step_means *m, const law *l, double right) {
     const law *by = &m->by[BY_REPLICA_MICRO];
     return by->groups > 1 && law_equal(l, law_mean(by, MEAN_OF_MEANS, 0), right);
 }
 
-/* A wrong number's mistakes, by every grouping that is not one of those before it. */
+/* Names the mistakes that explain a wrong number, grouping by grouping. With accumulation 1,
+   BY_RANK and BY_REPLICA_MICRO are the same as others, so they are skipped. */
 static inline void means_name(step_means *m, const law *l, int64_t rank, const dump_facts *f,
                               verdict *v) {
     char names[120] = "";

@@ -3,10 +3,10 @@
  * that training computes for the same tokens before any update (logp), by position, and what
  * PPO's ratio becomes. On policy the two are equal.
  *
- * Where they are not, roundings may be the reason. How far these go is measured: log-probs of
- * SmolLM2-135M on 1,500 tokens of English, computed in float32, bfloat16 and fp64 (policy_roundings).
- * Sampler and trainer both round, which is 1.4 times that; twice as much is the limit. A number
- * that was written in another type may be off by u |x| more (roundings.h). */
+ * If they differ, rounding may be the reason. Its size is measured (policy_roundings) with
+ * log-probs of SmolLM2-135M on 1,500 tokens of English: float32 and bfloat16 against fp64.
+ * Sampler and trainer both round, which gives sqrt(2) times this; the limit is twice as much.
+ * The rounding of a number x when it is written, u |x| (roundings.h), is subtracted first. */
 #ifndef ORACLE_ON_POLICY_H
 #define ORACLE_ON_POLICY_H
 #include "reference_logprobs.h"
@@ -20,26 +20,26 @@ typedef struct policy_gap {
     double sum, worst;
 } policy_gap;
 
-/* The tokens as if old_logp were logp of a token before or behind. */
+/* old_logp of a token is compared with logp of that token, the token before, the next. */
 enum { SHIFT_NONE, SHIFT_LATE, SHIFT_EARLY, SHIFTS };
 static const int64_t shift_from[SHIFTS] = {0, -1, 1};
 
 typedef struct on_policy {
     dump *d;
-    int64_t tokens, equal, not_finite, outside; /* outside: of the clip */
+    int64_t tokens, equal, not_finite, outside; /* outside: ratio beyond clip */
     int64_t whole_rows;                         /* rows without cu_seqlens */
-    policy_gap all, by_power[POLICY_POWERS];    /* all that are finite */
-    policy_gap beyond[SHIFTS];                  /* what writing does not explain */
+    policy_gap all, by_power[POLICY_POWERS];    /* of finite log-probs */
+    policy_gap beyond[SHIFTS];                  /* less the rounding of writing */
     double ratios, k1, k3;                      /* sums */
-    int type;                                   /* TYPE_..., that is computed in */
-    double worst[2];                            /* logp and old_logp, where they are farthest */
-    char worst_place[200], odd_place[200];      /* odd: the first that is not finite */
+    int type;                                   /* TYPE_..., of the model's computation */
+    double worst[2];                            /* logp, old_logp at the largest distance */
+    char worst_place[200], odd_place[200];      /* odd: the first token that is not finite */
     verdict side;                               /* wrong: old_logp is that of other tokens */
     verdict v;
 } on_policy;
 
-/* Distances of log-probs from fp64. Measured are float32 and bfloat16; float64 has those of
-   float32, tf32 and float16 those of bfloat16, by the ratio of units. */
+/* Distances of log-probs from fp64. float32 and bfloat16 are measured. float64 is scaled from
+   float32, tf32 and float16 from bfloat16, by the ratio of units. */
 static const struct {
     double mean, worst;
 } policy_roundings[TYPES] = {{0x1p-29 * 3.5e-6, 0x1p-29 * 2.2e-5},
@@ -64,7 +64,7 @@ static inline double share_of(double sum, int64_t count) {
 
 /* ---- tokens ---- */
 
-/* Of the token that is predicted: 1 is the document's second. */
+/* Position of the predicted token in its document; 1: the document's second token. */
 static inline int64_t policy_position(const dump_row *row, int64_t t) {
     return t + 1 - row_document_begin(row, t);
 }
@@ -83,14 +83,14 @@ static inline void policy_place(char *text, size_t size, const dump_row *row, in
              (long long)micro);
 }
 
-/* What is left of the distance where writing the two numbers is taken off. */
+/* The distance less the rounding of both numbers when they were written, at least 0. */
 static inline double policy_beyond(const dump_row *row, int64_t t, int64_t from) {
     double logp = row->logp[from], old = row->old_logp[t];
     double written = row->unit.logp * fabs(logp) + row->unit.old_logp * fabs(old);
     return fmax(fabs(logp - old) - written, 0);
 }
 
-/* Whether the token's number may be that of token `from`. */
+/* Whether old_logp of token t can be compared with logp of token `from`. */
 static inline int policy_may_shift(const dump_row *row, int64_t t, int64_t from) {
     return from >= 0 && from < row_end(row) && row_supervised(row, from) &&
            isfinite(row->logp[from]) && isfinite(row->old_logp[t]) &&
@@ -148,7 +148,7 @@ static inline int policy_lacks(dump *d, const dump_row *row, int64_t dp, int64_t
     return lacks ? -1 : 0;
 }
 
-/* A token that is nowhere, or twice, was not compared. */
+/* Refuses a row whose index lacks or repeats tokens: these would not be compared. */
 static inline int policy_misplaced(dump *d, const dump_places *found, int64_t dp,
                                    int64_t micro) {
     if (!(found->outside + found->twice + found->missing)) return 0;
@@ -206,7 +206,8 @@ static inline int policy_is_near(const on_policy *p, int shift) {
            g->worst <= policy_worst_limit(p);
 }
 
-/* A shift by one token, if most tokens have a neighbour and all of these fit. */
+/* Names a shift by one token, if at least half of the tokens have such a neighbour and the
+   distances from the neighbours are within the limits. */
 static inline void policy_name_shift(on_policy *p) {
     for (int s = SHIFT_LATE; s < SHIFTS; s++) {
         if (2 * p->beyond[s].tokens < p->tokens || !policy_is_near(p, s)) continue;
@@ -236,6 +237,8 @@ static inline void policy_say_wrong(on_policy *p) {
                 "log-probs alone");
 }
 
+/* Every verdict begins with these figures. Ratios, clip and KL show what the distance does to
+   PPO; they are not judged. */
 static inline void policy_say_figures(on_policy *p) {
     const dump_facts *f = &p->d->facts;
     int64_t n = p->all.tokens;
@@ -299,8 +302,8 @@ typedef struct policy_bin {
     policy_gap gap;
 } policy_bin;
 
-/* The last POLICY_BINS - 1 powers of two, and all positions before these in one. Returns how
-   many have a token. */
+/* One bin for each of the last POLICY_BINS - 1 powers of two, one for all positions before.
+   Returns the number of bins that have a token. */
 static inline int policy_bins(const on_policy *p, policy_bin bins[POLICY_BINS]) {
     int top = POLICY_POWERS - 1, low, count = 0;
     policy_bin bin = {.first = 1};

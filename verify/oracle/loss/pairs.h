@@ -10,19 +10,19 @@
 #include "means.h"
 #include "preferences.h"
 
-/* Sums over pairs of what each mistake computes in the place of L. */
+/* Sums over pairs of the right loss, and of what each mistake computes instead. */
 typedef struct pair_ways {
     double right, parts, averaged, added, swapped, no_reference, by_length, gathered;
-    double local_means[MEANS_LOCAL];   /* of types that take means over tokens */
+    double local_means[MEANS_LOCAL];   /* loss types by length: with ranks' own means */
     double no_margin;                  /* RM */
-    int has_margins;                   /* of which some are not 0 */
-    double without_zeros, zero_labels; /* targets with id 0 left out; how many there are */
-    double from[SOURCES];              /* ref_logp from elsewhere */
-    double values[SCORES];             /* RM whose scores are not told */
-    double *alone;                     /* (sp) from the part of one rank */
+    int has_margins;                   /* RM: some margin is not 0 */
+    double without_zeros, zero_labels; /* less targets of id 0; number of these */
+    double from[SOURCES];              /* ref_logp of other tokens, by source */
+    double values[SCORES];             /* RM without scores in the dump: by SCORE_... */
+    double *alone;                     /* (sp) the loss from one rank's part alone */
     int64_t pairs;
-    double largest, rounding; /* |h|; squares of what rounding may do to right. No slope is
-                                 above 1, in whatever a mistake computes. */
+    double largest, rounding; /* |x| or |h|; sum of squares of what rounding may do to each
+                                 pair's term of `right` */
 } pair_ways;
 
 static inline double part_margin(const document_part *p) { return p->policy - p->reference; }
@@ -36,7 +36,7 @@ static inline double sum_rounding(const document_part *p) {
 
 /* ---- DPO ---- */
 
-/* Of a pair's whole responses, or of one rank's parts of them. */
+/* x (preferences.h) of a pair, from whole responses or from one rank's parts of them. */
 static inline double pair_x(const dump_facts *f, const document_part *chosen,
                             const document_part *rejected) {
     int reference = preference_has_reference(f), by_length = preference_is_by_length(f);
@@ -59,7 +59,7 @@ static inline void add_pair_parts(pair_ways *w, const step_documents *s, int64_t
                    response_of_means(rejected, s->sp, reference, how));
 }
 
-/* With ref_logp from elsewhere, and without it. */
+/* The loss with ref_logp of other tokens, and the loss without ref_logp. */
 static inline void add_pair_references(pair_ways *w, const document *chosen, document_part c,
                                        document_part r, const dump_facts *f) {
     for (int k = 0; k < SOURCES; k++) {
@@ -71,7 +71,7 @@ static inline void add_pair_references(pair_ways *w, const document *chosen, doc
     w->no_reference += preference_loss(f, pair_x(f, &c, &r));
 }
 
-/* Squares of what roundings make of one response's part of x. */
+/* Sum of squares of the roundings in one response's term of x. */
 static inline double response_rounding(const document *o, document_part p,
                                        const dump_facts *f) {
     double squares;
@@ -119,7 +119,7 @@ static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i,
     return preference_loss(f, x);
 }
 
-/* One rank puts no log-probs together, but replicas and micro-batches means. */
+/* With sp 1 no log-probs are combined; only replicas and micro-batches combine means. */
 static inline const char *pairs_alone_vacuous(const answers *a, const law *l,
                                               const step_means *means, const dump_facts *f) {
     if (f->world * f->accumulation == 1) return "one rank has nothing to put together";
@@ -194,7 +194,7 @@ static inline double owned_score(const step_documents *s, int64_t i, int64_t mem
     return o->last_rank == o->dp * s->sp + member ? document_score(s, i) : 0;
 }
 
-/* Of scores chosen and rejected, or of what a mistake takes for them. */
+/* RM's loss of a pair, from its scores or from what a mistake takes for scores. */
 static inline double score_loss(const dump_facts *f, double chosen, double rejected,
                                 double margin) {
     return pair_loss(chosen - rejected - margin) + f->center * square(chosen + rejected);

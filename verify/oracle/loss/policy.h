@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* policy.h - the loss of one token: minus its log-prob (SFT), or PPO's,
+/* policy.h - the loss of one token, right and with each mistake: minus its log-prob (SFT), or
+ * PPO's
  *
- *     r = exp(logp - old_logp), or of its mean over the document (importance in dump.h);
- *     A its advantage, d = ref_logp - logp
  *     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) + kl_coef (exp(d) - d - 1)
  *
- * and what each mistake makes of it. */
+ * where A is the token's advantage, d = ref_logp - logp, and r = exp(logp - old_logp), or exp
+ * of the mean of logp - old_logp over the document (importance in dump.h). */
 #ifndef ORACLE_POLICY_H
 #define ORACLE_POLICY_H
 #include "oracle/dump/rows.h"
 
-/* Where a rank takes a side tensor's number for its token from, if not by index. */
+/* Side tensors (old_logp, advantages, ...) are split like ids. If one is not, a rank reads
+   another token's number: the source says which. */
 enum { FROM_FIRST, FROM_GATHERED, SOURCES };
 static const char *const source_texts[SOURCES] = {
     "each rank takes the first n of the row",
@@ -29,7 +30,7 @@ enum {
     TOKEN_RATIO_PART,
     TOKEN_RATIO_SHARE,
     TOKEN_RATIO_OWN,
-    TOKEN_OLD, /* and the following: by source */
+    TOKEN_OLD, /* this and the following have one value per source */
     TOKEN_ADVANTAGE = TOKEN_OLD + SOURCES,
     TOKEN_REFERENCE = TOKEN_ADVANTAGE + SOURCES,
     TOKEN_RETURNS = TOKEN_REFERENCE + SOURCES,
@@ -62,7 +63,7 @@ static const struct {
     {"side_tensor_not_split", "old_values: each rank takes the first n of the row"},
     {"side_tensor_not_split", "old_values: as a contiguous split has them"}};
 
-/* The token whose number stands there; -1: it is outside of the row. */
+/* The token whose number a rank reads for `token`; -1: there is no such token in the row. */
 static inline int64_t row_source(const dump_row *row, int source, int64_t token) {
     int64_t at = source == FROM_FIRST ? row->local[token] : row->gathered[token];
     return at >= 0 && at < row->tokens && row->rank[at] >= 0 ? at : -1;
@@ -72,21 +73,22 @@ static inline double clipped_loss(const dump_facts *f, double ratio, double adva
                                   int wrong_side) {
     double clipped = fmin(fmax(ratio, 1 - f->clip_low), 1 + f->clip_high);
     double free = -advantage * ratio, bound = -advantage * clipped;
-    if (isnan(ratio)) return NAN; /* fmin and fmax would pass it over */
+    if (isnan(ratio)) return NAN; /* fmin and fmax ignore a NaN */
     return (free > bound) != wrong_side ? free : bound;
 }
 
 static inline double k3(double d) { return expm1(d) - d; } /* d: ref_logp - logp */
 
-/* Logarithms of a document's ratio: the right one, and what a rank alone makes of it. */
+/* Logarithms of a document's ratio. whole: the right one; part: a rank's mean over its own
+   tokens; share: a rank's sum over its own tokens, divided by the document's count. */
 typedef struct sequence_ratio {
     double whole, part, share;
 } sequence_ratio;
 
-/* What the token's numbers are. */
+/* Inputs of one token's loss. */
 typedef struct token_side {
-    double logp, ratio, advantage, reference; /* ratio: its logarithm; reference: 0 where no KL
-                                                 is added */
+    double logp, ratio, advantage, reference; /* ratio: the logarithm of r; reference: ref_logp,
+                                                 or 0 if no KL is added */
 } token_side;
 
 static inline double policy_loss(const dump_facts *f, const token_side *s) {
@@ -94,7 +96,7 @@ static inline double policy_loss(const dump_facts *f, const token_side *s) {
     return clipped_loss(f, exp(s->ratio), s->advantage, 0) + kl;
 }
 
-/* The estimates of KL that others take. */
+/* The loss with other estimates of KL, or with none. */
 static inline void policy_kl_ways(const dump_facts *f, const token_side *s, double *loss) {
     double d = s->reference - s->logp, free;
     if (!(f->kl_coef > 0)) return;
@@ -106,7 +108,7 @@ static inline void policy_kl_ways(const dump_facts *f, const token_side *s, doub
     loss[TOKEN_KL_REVERSED] = free + f->kl_coef * k3(-d);
 }
 
-/* Side tensors from elsewhere; a token outside of the row leaves NaN. */
+/* The loss with another token's number of one side tensor; NaN: there is no such token. */
 static inline void policy_side_ways(const dump_facts *f, const dump_row *row, int64_t t,
                                     const token_side *s, double *loss) {
     for (int source = 0; source < SOURCES; source++) {
@@ -124,7 +126,7 @@ static inline void policy_side_ways(const dump_facts *f, const dump_row *row, in
     }
 }
 
-/* What a token's loss changes by its numbers; size: of what it is made of. */
+/* Derivatives of a token's loss without the clip; size: sum of its terms' absolute values. */
 typedef struct token_slopes {
     double logp, old_logp, advantage, reference, size;
 } token_slopes;
@@ -144,7 +146,7 @@ static inline token_slopes token_slopes_of(const dump_facts *f, const dump_row *
     return s;
 }
 
-/* What becomes of a document's ratio without the other ranks, or of one of each token. */
+/* The loss with a document's ratio from the rank's own tokens, or with a ratio per token. */
 static inline void policy_ratio_ways(const dump_facts *f, const token_side *s, double own,
                                      const sequence_ratio *of, double *loss) {
     token_side part = *s, share = *s, token = *s;
@@ -156,7 +158,7 @@ static inline void policy_ratio_ways(const dump_facts *f, const token_side *s, d
     loss[TOKEN_RATIO_OWN] = policy_loss(f, &token);
 }
 
-/* loss: (TOKEN_WAYS), NaN where a mistake cannot be made. of: NULL, or its document's. */
+/* loss: (TOKEN_WAYS), NaN where a mistake cannot be made. of: the document's ratio, or NULL. */
 static inline void policy_losses(const dump_facts *f, const dump_row *row, int64_t t,
                                  const sequence_ratio *of, double *loss) {
     double own = row->logp[t] - row->old_logp[t];

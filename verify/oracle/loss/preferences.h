@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* preferences.h - the loss of one pair by metadata loss_type. x is what the chosen response's
- * log-probs have before the rejected one's, z = beta x; e is label_smoothing.
+/* preferences.h - the loss of one pair by metadata loss_type. x = h(chosen) - h(rejected);
+ * h is the sum over a response's tokens of policy - reference log-probs; z = beta x; e is
+ * label_smoothing.
  *
  *     sigmoid    softplus(-z) (1 - e) + softplus(z) e
  *     robust     (softplus(-z) (1 - e) - softplus(z) e) / (1 - 2 e)
  *     hinge      max(0, 1 - z)
- *     ipo        (x - 1 / (2 beta))^2; ipo_mean: x of means over tokens
- *     simpo      as sigmoid, of z - simpo_gamma, x of the policy's means over tokens alone */
+ *     ipo        (x - 1 / (2 beta))^2; in ipo_mean, h is the mean over tokens
+ *     simpo      as sigmoid, with z - simpo_gamma; h is the mean of the policy's log-probs */
 #ifndef ORACLE_PREFERENCES_H
 #define ORACLE_PREFERENCES_H
 #include "documents.h"
@@ -37,21 +38,22 @@ static inline double preference_loss(const dump_facts *f, double x) {
     return pair_loss(z) * (1 - e) + pair_loss(-z) * e;
 }
 
-/* At most: what the loss changes where x does, of whatever a mistake computes. */
+/* Upper bound of |d loss / d x|: at this x for IPO, at any x for the others. */
 static inline double preference_slope(const dump_facts *f, double x) {
     if (f->loss_type == DUMP_IPO || f->loss_type == DUMP_IPO_MEAN)
         return 2 * fabs(x - 1 / (2 * f->beta));
     return f->loss_type == DUMP_ROBUST ? f->beta / (1 - 2 * f->label_smoothing) : f->beta;
 }
 
-/* What a response, or a rank's part of it, has; by_length: a mean over its tokens. */
+/* h of a response, or of a rank's part of it; by_length: the mean over its tokens. */
 static inline double response_of(const document_part *p, int reference, int by_length) {
     double h = p->policy - (reference ? p->reference : 0);
     if (!by_length) return h;
     return p->tokens > 0 ? h / p->tokens : 0;
 }
 
-/* Ranks' own means of a response: added, averaged over ranks, or over those with a token. */
+/* How a mistake combines each rank's own mean of a response: adds them, or averages over all
+   ranks, or over the ranks that have a token of it. */
 enum { MEANS_ADDED, MEANS_AVERAGED, MEANS_OF_FILLED, MEANS_LOCAL };
 static const char *const local_means_texts[MEANS_LOCAL] = {
     "added over ranks", "averaged over ranks",

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reference_logprobs.h - whether a rank's side tensors, ref_logp and old_logp, are those of its tokens. Two
- * things tell without any other number: ranks that have the same although their tokens differ,
- * and, as long as the policy is still the one that these are of, logp of other tokens. */
+/* reference_logprobs.h - whether a rank's side tensors, ref_logp and old_logp, are those of its
+ * tokens. The row alone shows two mistakes: ranks have the same numbers for different tokens;
+ * or the numbers are logp of other tokens, while the policy is still the model they are of. */
 #ifndef ORACLE_REFERENCE_LOGPROBS_H
 #define ORACLE_REFERENCE_LOGPROBS_H
 #include "policy.h"
 #include "oracle/verdict/verdict.h"
 
-enum { SIDE_SHOWS = 3 }; /* tokens with different numbers, before anything is said */
+enum { SIDE_SHOWS = 3 }; /* least count of different numbers for a verdict */
 
-/* Different numbers that were seen; at: the last of them. */
+/* Count of different numbers; token, from: of the first; at: the last number. */
 typedef struct side_seen {
     int64_t count, token, from;
     double at;
@@ -24,8 +24,8 @@ static inline void side_see(side_seen *s, double x, int64_t token, int64_t from)
     s->at = x;
 }
 
-/* Every rank's numbers are those of the first rank's rows, bit for bit: the first n of the row
-   in each. Rows without a target may hold anything. */
+/* Whether every rank has the same numbers as the first rank, local row by local row: each took
+   the first n of the row. Local rows without a target may hold anything. */
 static inline int side_is_alike(const dump_row *row, const double *x, int64_t first,
                                 side_seen *seen) {
     for (int64_t t = 0; t < row_end(row); t++) {
@@ -38,7 +38,7 @@ static inline int side_is_alike(const dump_row *row, const double *x, int64_t fi
     return seen->count >= SIDE_SHOWS;
 }
 
-/* Each number is the policy's own log-prob of the token that `source` says. */
+/* Whether each number is logp of the token that row_source gives for `source`. */
 static inline int side_is_from(const dump_row *row, const double *x, double unit, int source,
                                side_seen *seen) {
     double limit = 1e-4 + 2 * unit + 2 * row->unit.logp;
@@ -62,7 +62,7 @@ static inline void side_say(verdict *v, const dump_row *row, const char *name,
                 place_text(place, sizeof place, row, seen->token));
 }
 
-/* 1 with a verdict where the tensor is not its tokens'. */
+/* 1 with a verdict if the tensor has the numbers of other tokens, else 0. */
 static inline int side_is_wrong(verdict *v, const dump_row *row, const char *name,
                                 const double *x, double unit, int64_t first) {
     side_seen seen = {0};
@@ -81,7 +81,7 @@ static inline int side_is_wrong(verdict *v, const dump_row *row, const char *nam
     return 0;
 }
 
-/* first: rank of the sequence. */
+/* first: the sequence's first rank. */
 static inline int check_sides(verdict *v, const dump_row *row, int64_t first) {
     return side_is_wrong(v, row, "ref_logp", row->ref_logp, row->unit.ref_logp, first) ||
            side_is_wrong(v, row, "old_logp", row->old_logp, row->unit.old_logp, first);

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rewards.h - numbers of documents as they were dumped, beside what they should be and what
- * mistakes make of them; here the scores of a reward model, which are the values at documents'
- * last tokens. */
+/* rewards.h - compares dumped numbers of documents with the right ones and with what mistakes
+ * give; here the scores of a reward model: the value at each document's last token. */
 #ifndef ORACLE_REWARDS_H
 #define ORACLE_REWARDS_H
 #include "documents.h"
 #include "oracle/verdict/verdict.h"
 
-/* Numbers that the dump has on member `r` of document i's sequence. Those of one rank, or the
-   same on all, have r 0 alone. */
+/* The dump's numbers of document i on member r of its sequence. Numbers of one rank, or the
+   same on all, have r = 0 only. */
 typedef struct reward_table reward_table;
 struct reward_table {
     const step_documents *s;
@@ -17,7 +16,7 @@ struct reward_table {
     double tolerance, unit, floor; /* floor: absolute, for numbers about 0 */
     double (*way)(const reward_table *t, int64_t i, int64_t r, int way); /* 0: right */
     double (*slack)(const reward_table *t, int64_t i); /* absolute, from rounding; NULL: 0 */
-    int (*beside)(int way); /* the right way that it is a mistake of; NULL: 0 */
+    int (*beside)(int way); /* the right way that this mistake is compared with; NULL: 0 */
     int (*range)(const reward_table *t, int64_t i, int64_t r, double *low, double *high);
     const void *own;
 };
@@ -27,8 +26,8 @@ static inline double reward_limit(const reward_table *t, int64_t i, double want)
            (t->slack ? t->slack(t, i) : 0);
 }
 
-/* How far the dump is from the way's numbers, in limits; NaN there says nothing of a document,
-   NaN in the dump is infinitely distance. *at: where it is farthest. */
+/* The largest distance of the dump's numbers from the way's, as a multiple of the limit. The
+   way's NaN is skipped; the dump's NaN or Inf is infinitely far. *at: the first above 1. */
 static inline double rewards_off(const reward_table *t, int way, int64_t *at) {
     double worst = 0;
     for (int64_t n = 0; n < t->s->count * t->members; n++) {
@@ -43,8 +42,8 @@ static inline double rewards_off(const reward_table *t, int way, int64_t *at) {
     return worst;
 }
 
-/* Whether the way's numbers are others than the right ones, anywhere; -1: the mistake cannot be
-   made here. */
+/* 1: some number of the way differs from the right one; 0: none does; -1: the mistake cannot
+   be made here. */
 static inline int rewards_show(const reward_table *t, int way) {
     double low, high;
     int shows = -1;
@@ -95,7 +94,7 @@ static inline int rewards_any_shows(const reward_table *t, const reward_way *way
     return 0;
 }
 
-/* The mistake shows in none of its forms, and could be made. */
+/* Whether the mistake can be made here, and all its possible forms give the right numbers. */
 static inline int rewards_hide(const reward_table *t, const reward_way *ways, int count,
                                const char *name) {
     int hidden = 0;
@@ -107,7 +106,7 @@ static inline int rewards_hide(const reward_table *t, const reward_way *ways, in
     return hidden;
 }
 
-/* Mistakes of which nothing is said, because they give the same here. */
+/* Lists the mistakes that are not excluded, because they give the right numbers here. */
 static inline void rewards_say_hidden(const reward_table *t, const reward_way *ways, int count,
                                       verdict *v) {
     char names[240] = "";
@@ -122,7 +121,7 @@ static inline void rewards_say_hidden(const reward_table *t, const reward_way *w
     if (*names) verdict_say(v, "the same here, so not excluded: %s", names);
 }
 
-/* 0, or the number of judged ones. */
+/* Begins the verdict. Returns the count of numbers to judge; 0: the verdict says why. */
 static inline int64_t rewards_begin(const reward_table *t, const char *what, verdict *v) {
     int64_t count = rewards_counted(t);
     memset(v, 0, sizeof *v);
@@ -168,7 +167,7 @@ static const reward_way score_ways[SCORE_WAYS] = {
     {"reward_on_wrong_document", "the score is that of the document behind it"},
     {"reward_on_wrong_document", "the score is that of the document before it"}};
 
-/* The document `distance` places on in the same row; -1: there is none with a token. */
+/* Document i + distance, if it is in the same row and has a token; else -1. */
 static inline int64_t document_beside(const step_documents *s, int64_t i, int64_t distance) {
     int64_t j = i + distance;
     if (j < 0 || j >= s->count || s->of[j].dp != s->of[i].dp ||
@@ -211,7 +210,7 @@ static inline int score_range(const reward_table *t, int64_t i, int64_t r, doubl
     return t->s->of[i].tokens > 0;
 }
 
-/* The root of the mean square of the right ones. */
+/* Root mean square of the right numbers. */
 static inline double rewards_size(const reward_table *t) {
     double sum = 0, count = 0, low, high;
     for (int64_t n = 0; n < t->s->count * t->members; n++)
@@ -231,12 +230,14 @@ static inline void scores_say_first(const reward_table *t, int64_t i, verdict *v
                 (long long)o->last_local, o->score, o->values[SCORE_RIGHT]);
 }
 
-/* Whether another token's value would show. */
+/* Whether the value of a wrong token would differ from some score. */
 static inline int scores_show(const reward_table *t) {
     return rewards_any_shows(t, score_ways, SCORE_RIGHT + 1, SCORES) ||
            rewards_any_shows(t, score_ways, SCORE_NEXT, SCORE_WAYS);
 }
 
+/* The limit is relative, so scores near 0 need a floor: 1 % of tolerance, times the scores'
+   root mean square. Values that are all equal prove nothing. */
 static inline void judge_scores(verdict *v, const step_documents *s, const dump_facts *f,
                                 double tolerance) {
     reward_table t = {.s = s,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* tokens.h - the loss of SFT and PPO from that of each token: the mean over all supervised
- * tokens of the step, or what else the metadata say (reduction in dump.h). */
+/* tokens.h - the loss of SFT, PPO and value from each token's loss: the mean over all
+ * supervised tokens of the step, or another reduction that the metadata name (dump.h). */
 #ifndef ORACLE_TOKENS_H
 #define ORACLE_TOKENS_H
 #include "means.h"
@@ -22,7 +22,7 @@ static inline void token_losses(const dump_facts *f, const dump_row *row, int64_
     loss[TOKEN_RIGHT] = -row->logp[t];
 }
 
-/* Whether the row has what the loss of its tokens takes, documents apart. */
+/* Whether the row has the tensors that its tokens' losses need, cu_seqlens aside. */
 static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
     if (f->objective == DUMP_VALUE) return row_has_values(f, row);
     if (!row->logp || !row->labels) return 0;
@@ -37,35 +37,35 @@ typedef struct token_part {
     double sum, count;
 } token_part;
 
-/* Losses of a row or a replica, as they are and as mistakes have them. */
+/* Sums of a row's or a replica's losses, the right ones and those of mistakes. */
 typedef struct token_group {
     double sums[TOKEN_WAYS], count;
 } token_group;
 
-/* Sums over groups of their tokens' means; filled: that have a token. */
+/* Sums over groups of each one's mean over tokens; all, filled: groups, those with a token. */
 typedef struct token_groups {
-    double means[TOKEN_WAYS], all, filled, least; /* least: the fewest tokens of one of these */
+    double means[TOKEN_WAYS], all, filled, least; /* least: fewest tokens of a filled one */
 } token_groups;
 
 typedef struct token_sums {
-    step_means means;               /* of tokens, each by its weight in the right mean */
-    step_means own;                 /* of documents' means by each rank's own count */
-    double tokens, documents, rows; /* that have a supervised token */
+    step_means means;               /* of tokens, each with its weight in the right mean */
+    step_means own;                 /* of each rank's own means of documents */
+    double tokens, documents, rows; /* supervised tokens; those that have one */
     double all;                     /* tokens, supervised or not */
     double by_token[TOKEN_WAYS];    /* sums of losses */
     double by_document[TOKEN_WAYS]; /* sums of documents' means */
-    double by_row;                  /* sum of rows' means over documents */
-    token_group row, replica;       /* those being added up */
+    double by_row;                  /* sum over rows of the mean of documents' means */
+    token_group row, replica;       /* the current ones */
     token_groups micro, replicas;
-    int64_t dp;                /* whose the replica is */
+    int64_t dp;                /* number of `replica` */
     double of_row;             /* supervised tokens of the row */
-    double zeros, zero_labels; /* losses of targets with id 0; how many these are */
-    double parts, pieces;      /* sum over documents and ranks of their own means; how many */
-    double filled;             /* the same, averaged over the ranks that have a token of it */
-    double size;               /* of losses, weighted */
-    double computed;           /* of slopes by log-probs, weighted */
+    double zeros, zero_labels; /* sum of losses of targets with id 0; their number */
+    double parts, pieces;      /* sum of ranks' own means of documents; count of terms */
+    double filled;             /* the same, averaged over ranks with a token of a document */
+    double size;               /* weighted sum of the losses' magnitudes */
+    double computed;           /* weighted sum of slopes by log-probs or values */
     written logp, old_logp, advantages, reference;
-    double unit;           /* the coarsest of the numbers in it */
+    double unit;           /* the coarsest rounding of its tensors */
     int unknown_documents; /* a row does not say where documents begin */
     int gaps;              /* a rank has no supervised token of some document */
     token_part *part;      /* (sp) */
@@ -82,7 +82,7 @@ static inline int tokens_begin(token_sums *s, const dump_facts *f) {
     return s->part && s->ratio ? 0 : -1;
 }
 
-/* Each rank divides its part of the document by its own count. */
+/* For the mistake that each rank divides its part of the document by its own count. */
 static inline void tokens_add_parts(token_sums *s, const dump_facts *f, int64_t dp,
                                     int64_t micro) {
     double sum = 0, filled = 0;
@@ -99,7 +99,8 @@ static inline void tokens_add_parts(token_sums *s, const dump_facts *f, int64_t 
     s->gaps |= filled < (double)f->sp;
 }
 
-/* Values and returns were rounded as log-probs are. */
+/* A critic's loss has no log-probs or advantages: values, old_values and returns are added to
+   the accumulators of logp, old_logp and advantages. */
 static inline void tokens_add_value_rounding(token_sums *s, const dump_facts *f,
                                              const dump_row *row, int64_t t, double weight) {
     double by = weight * value_slope(f, row, t);
@@ -111,7 +112,7 @@ static inline void tokens_add_value_rounding(token_sums *s, const dump_facts *f,
         written_add(&s->old_logp, row->unit.old_values, row->old_values[t], by);
 }
 
-/* What roundings of the token's numbers make of the weighted sum. */
+/* Adds what roundings of the token's numbers may do to the weighted sum. */
 static inline void tokens_add_rounding(token_sums *s, const dump_facts *f, const dump_row *row,
                                        int64_t t, const sequence_ratio *of, double weight) {
     token_slopes by;
@@ -154,7 +155,7 @@ static inline void group_end(token_group *g, token_groups *of) {
     memset(g, 0, sizeof *g);
 }
 
-/* The row is complete; replicas come one after the other. */
+/* Ends the row. Rows are ordered by replica, so a new dp first ends the replica before. */
 static inline void tokens_end_row(token_sums *s, int64_t dp) {
     if (dp != s->dp) group_end(&s->replica, &s->replicas);
     s->dp = dp;
@@ -166,7 +167,7 @@ static inline int has_sequence_ratio(const dump_facts *f) {
     return f->objective == DUMP_PPO && f->importance == DUMP_RATIO_OF_SEQUENCE;
 }
 
-/* Sums of logp - old_logp by rank; returns that over all of the document. */
+/* Sums logp - old_logp of the document by rank; returns the sum over all ranks. */
 static inline double tokens_add_ratios(token_sums *s, const dump_facts *f, const dump_row *row,
                                        int64_t dp, int64_t begin, int64_t end) {
     double sum = 0;
@@ -182,7 +183,8 @@ static inline double tokens_add_ratios(token_sums *s, const dump_facts *f, const
     return sum;
 }
 
-/* Tokens begin to end, a document. Returns its mean; count: its supervised tokens. */
+/* Adds the document of tokens begin to end; returns its mean. count: its supervised tokens. One
+   pass fills the sums of all reductions, because a mistake may be another reduction. */
 static inline double tokens_add_document(token_sums *s, const dump_facts *f,
                                          const dump_row *row, int64_t dp, int64_t micro,
                                          int64_t begin, int64_t end, double count) {
@@ -219,6 +221,8 @@ static inline double tokens_add_document(token_sums *s, const dump_facts *f,
     return sums[TOKEN_RIGHT] / count;
 }
 
+/* A row without cu_seqlens counts as one document. A document without a supervised token has no
+   mean, so it is skipped. */
 static inline void tokens_add_row(token_sums *s, const dump_facts *f, const dump_row *row,
                                   int64_t dp, int64_t micro) {
     int64_t docs = row->docs ? row->docs : 1;
@@ -248,7 +252,7 @@ static inline void tokens_add_row(token_sums *s, const dump_facts *f, const dump
     if (f->kl_coef > 0) s->unit = fmax(s->unit, row->unit.ref_logp);
 }
 
-/* ---- what mistakes make of it ---- */
+/* ---- the right loss, and that of mistakes ---- */
 
 static inline double tokens_mean(const token_sums *s, const dump_facts *f, int way) {
     switch (f->reduction) {
@@ -260,8 +264,8 @@ static inline double tokens_mean(const token_sums *s, const dump_facts *f, int w
     }
 }
 
-/* What the weighted sums, whose roundings are known, are divided by. A replica's count is not
-   known while its first rows are added: at most all have the least one. */
+/* The divisor of the weighted sums and of their rounding. Rows are added before their replica's
+   count is known; the least count of all replicas makes the rounding an upper bound. */
 static inline double tokens_divisor(const token_sums *s, const dump_facts *f) {
     switch (f->reduction) {
     case DUMP_BY_SEQUENCE: return s->documents;
@@ -272,7 +276,8 @@ static inline double tokens_divisor(const token_sums *s, const dump_facts *f) {
     }
 }
 
-/* A mean that is of groups by design: others leave out those without a token. */
+/* Marks a mean over groups as one by design, and accepts it also without the groups that have
+   no token, which some frameworks leave out. */
 static inline void tokens_accept_filled(const token_sums *s, answers *a, const dump_facts *f) {
     int micro = f->reduction == DUMP_BY_MICRO;
     const token_groups *g = micro ? &s->micro : &s->replicas;
@@ -295,8 +300,8 @@ static inline void tokens_add_own(const token_sums *s, answers *a, int grouping,
     answers_add(a, "sequence_counts_local", law_mean(own, MEAN_OF_NON_EMPTY, 0), how);
 }
 
-/* Means that are of documents where tokens are meant, or the reverse. One rank has all of every
-   document, so that its own counts are the whole ones. */
+/* Means over documents where the right one is over tokens, and the reverse. With sp 1 a rank
+   has whole documents, so its own counts are no mistake. */
 static inline void tokens_add_means(const token_sums *s, answers *a, const dump_facts *f) {
     double several = f->sp > 1 ? 1 : NAN;
     if (f->reduction != DUMP_BY_TOKEN)
@@ -328,13 +333,14 @@ static inline int tokens_means_hidden(const token_sums *s, const answers *a, con
     return means->groups <= 1 || law_equal(l, law_mean(means, MEAN_OF_MEANS, 0), a->right);
 }
 
-/* Whether no document's parts have other means than the document. */
+/* Whether ranks' own means of documents, added or averaged, give the right loss here. */
 static inline int tokens_parts_hidden(const token_sums *s, const answers *a, const law *l) {
     return law_equal(l, s->parts / s->documents, a->right) &&
            law_equal(l, s->filled / s->documents, a->right);
 }
 
-/* Of means of groups by design: whether all tokens, or ranks' own means, give the same. */
+/* For constant, micro and replica: whether the mean over all tokens, or that of ranks' own
+   means, is the right one here. */
 static inline int tokens_groups_hidden(const token_sums *s, const answers *a, const law *l,
                                        int64_t sp) {
     const law *ranks = &s->means.by[BY_RANK_MICRO];
@@ -343,7 +349,7 @@ static inline int tokens_groups_hidden(const token_sums *s, const answers *a, co
     return law_equal(l, tokens, a->right) || law_equal(l, means, a->right);
 }
 
-/* Of the mean over documents of their tokens' means. */
+/* tokens_vacuous, for DUMP_BY_SEQUENCE. */
 static inline const char *tokens_documents_vacuous(const token_sums *s, const answers *a,
                                                    const law *l, const dump_facts *f) {
     if (means_are_hidden(&s->means, l, a->right)) return means_hidden_text;
@@ -356,7 +362,8 @@ static inline const char *tokens_documents_vacuous(const token_sums *s, const an
                : NULL;
 }
 
-/* The same for all objectives: what equal counts hide does not hang on the loss of a token. */
+/* Why a right number proves nothing; NULL: it proves something. The same for all objectives:
+   what equal counts hide does not depend on the loss of a token. */
 static inline const char *tokens_vacuous(const token_sums *s, const answers *a, const law *l,
                                          const dump_facts *f) {
     if (f->reduction == DUMP_BY_TOKEN)
@@ -381,7 +388,8 @@ static inline void tokens_free(token_sums *s) {
     written_free(&s->reference);
 }
 
-/* Of ranks' micro-batches, whose shares a framework may round before it adds them. */
+/* Sum of the magnitudes of the sums of ranks' micro-batches: a framework may round each before
+   it adds them. */
 static inline double tokens_parts_size(const token_sums *s) {
     const law *by = &s->means.by[BY_RANK_MICRO];
     double size = 0;
@@ -390,7 +398,7 @@ static inline double tokens_parts_size(const token_sums *s) {
     return size;
 }
 
-/* Targets of id 0 are taken for padding. */
+/* The mistake that targets of id 0 are taken for padding. */
 static inline void tokens_add_zero(const token_sums *s, answers *a, const dump_facts *f) {
     double others = s->by_token[TOKEN_RIGHT] - s->zeros;
     if (f->reduction != DUMP_BY_TOKEN || s->zero_labels == 0) return;
@@ -398,6 +406,8 @@ static inline void tokens_add_zero(const token_sums *s, answers *a, const dump_f
     answers_add(a, "token_zero_ignored", others / s->tokens, "they count all the same");
 }
 
+/* The right loss, its rounding and what each mistake gives. The last replica ends here, because
+   no row of another replica follows it. */
 static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f) {
     double count;
     if (s->replica.count > 0 || s->replicas.all < (double)(f->world / f->sp))
@@ -430,8 +440,8 @@ static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f
     }
 }
 
-/* The mean over micro-batches of their sums over the rank's own counts; whole: the sums are of
-   all ranks, and not of the sequence's alone. */
+/* The mean over micro-batches of their sums divided by the rank's own counts. whole: sums are
+   over all ranks, else over the ranks of the sequence. */
 static inline double tokens_local_counts(const law *by, const dump_facts *f, int64_t rank,
                                          int whole) {
     int64_t first = whole ? 0 : rank / f->sp * f->sp;
@@ -445,7 +455,7 @@ static inline double tokens_local_counts(const law *by, const dump_facts *f, int
     return mean;
 }
 
-/* Law knows local counts of a whole step alone. */
+/* law.h divides only the sum of the whole step by a local count; here each micro-batch's is. */
 static inline void tokens_name_local_counts(const token_sums *s, const law *l, const answers *a,
                                             int64_t rank, const dump_facts *f, verdict *v) {
     const law *by = &s->means.by[BY_RANK_MICRO];
@@ -467,7 +477,7 @@ static inline void tokens_name_local_counts(const token_sums *s, const law *l, c
     }
 }
 
-/* What is a rank's own alone, of documents: law has it where tokens are meant. */
+/* Names a rank's own mean over documents; law.h names a rank's own mean over tokens. */
 static inline void tokens_name_own(const token_sums *s, const law *l, const answers *a,
                                    int64_t rank, const dump_facts *f, verdict *v) {
     tokens_name_local_counts(s, l, a, rank, f, v);

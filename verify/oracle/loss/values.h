@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* values.h - the loss of one token of a critic, with its value V, return G and, where metadata
- * clip_value is above 0, V_old of when the text was sampled:
+/* values.h - a critic's loss of one token, right and with each mistake:
  *
  *     max((V - G)^2, (V_old + clip(V - V_old, -clip_value, clip_value) - G)^2) / 2
  *
- * and what each mistake makes of it. */
+ * where V is the token's value, G its return, and V_old its value when the text was sampled.
+ * Without metadata clip_value above 0 it is (V - G)^2 / 2. */
 #ifndef ORACLE_VALUES_H
 #define ORACLE_VALUES_H
 #include "policy.h"
@@ -52,7 +52,7 @@ static inline void value_losses(const dump_facts *f, const dump_row *row, int64_
     loss[TOKEN_NO_CLIP] = square(s.value - s.returns) / 2;
 }
 
-/* At most: what the loss changes by any of its numbers. */
+/* Upper bound of the absolute derivative of the loss by V, G or V_old. */
 static inline double value_slope(const dump_facts *f, const dump_row *row, int64_t t) {
     value_side s = value_side_of(f, row, t);
     return fmax(fabs(s.value - s.returns), fabs(value_clipped(f, &s) - s.returns));

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* adapters.h - adapters (LoRA) of a reference, from a folder that PEFT wrote: its weights are
- * W + scale B A, and by the chain rule dA = scale B^T dW and dB = scale dW A^T. */
+/* adapters.h - LoRA adapters of a reference model, read from a folder that PEFT wrote. The
+ * model's weights are W + scale B A; by the chain rule dA = scale B^T dW, dB = scale dW A^T. */
 #ifndef ORACLE_ADAPTERS_H
 #define ORACLE_ADAPTERS_H
 #include "trainer/model/peft.h"
 #include "reference_tensors.h"
 
-/* What learns: the adapters where there are any, or the model. */
+/* The trained tensors: the adapters if there are any, else the model. */
 static inline const seqpar_llama *reference_learns(const reference *f) {
     return f->adapters_open ? &f->adapters : &f->model;
 }
 
-/* The part of a model's tensor's name that its adapters' have, too. */
+/* Whether `adapter` is PEFT's prefix, then `name` without "weight", then `part`. */
 static inline int is_adapter_of(const char *adapter, const char *part, const char *name) {
     static const char root[] = "base_model.model.", end[] = "weight";
     const char *at = adapter + strlen(root), *found = strstr(adapter, part);
@@ -19,7 +19,7 @@ static inline int is_adapter_of(const char *adapter, const char *part, const cha
     return found && (size_t)(found - at) == length && !strncmp(at, name, length);
 }
 
-/* The number of A among the adapters; B's is the next one. -1: the tensor has none. */
+/* Index of the tensor's A among the adapters' tensors; its B is next. -1: no adapter. */
 static inline int64_t adapter_of(const reference *f, int64_t tensor) {
     for (int64_t i = 0; f->adapters_open && i < f->adapters.tensor_count; i++)
         if (is_adapter_of(f->adapters.tensors[i].name, "lora_A.weight",
@@ -28,12 +28,14 @@ static inline int64_t adapter_of(const reference *f, int64_t tensor) {
     return -1;
 }
 
-/* A model with new weights at its head: the number of that tensor, which learns whole; or -1. */
+/* Index of the reward model's head in the model: PEFT trains it whole, without A and B. -1: no
+   adapters or no such head. */
 static inline int64_t adapter_head(const reference *f) {
     return f->adapters_open && f->model.config.score ? f->model.tensor_count - 1 : -1;
 }
 
-/* PEFT's names in a folder and in a model at work: 1, or 0 where there is no other. */
+/* PEFT's name of the tensor in a folder (at_work 0) or in a running model (1), which inserts
+   "default" or "modules_to_save.default". Returns 0 if there are no more names. */
 static inline int adapter_name(char *name, size_t size, const seqpar_tensor *t, int at_work) {
     static const char end[] = ".weight";
     int length = (int)(strlen(t->name) - strlen(end));
@@ -45,7 +47,8 @@ static inline int adapter_name(char *name, size_t size, const seqpar_tensor *t, 
     return at_work < 2;
 }
 
-/* The dump's tensor of an adapter. Without values: it has none. 0, or -1 with d->error. */
+/* Reads the dump's tensor of an adapter; w->values NULL: the dump has none. 0, or -1 with
+   d->error. */
 static inline int adapter_part(const reference *f, const char *prefix, int64_t i,
                                tensor_name *name, whole *w) {
     const seqpar_tensor *t = &f->adapters.tensors[i];
@@ -63,7 +66,7 @@ static inline int adapter_part(const reference *f, const char *prefix, int64_t i
 
 /* ---- the folder ---- */
 
-/* What a dump cannot say of what was dropped. */
+/* Refuses dropout: a dump does not hold its masks. */
 static inline int adapters_dropout(reference *f, const demo_peft *p, const char *folder) {
     if (p->dropout <= 0) return 0;
     seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
@@ -73,7 +76,7 @@ static inline int adapters_dropout(reference *f, const demo_peft *p, const char 
     return -1;
 }
 
-/* Nothing of the file is left unread. */
+/* Refuses a tensor that these adapters do not have: the reference would leave it out. */
 static inline int adapters_foreign(reference *f, const seqpar_safetensors_file *file,
                                    const char *path) {
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
@@ -88,7 +91,8 @@ static inline int adapters_foreign(reference *f, const seqpar_safetensors_file *
     return 0;
 }
 
-/* Values of one tensor: those of the folder or, of more digits, of the dump. */
+/* Reads one tensor from the folder. If the dump has it too, both must agree, and the dump's
+   values are used, which may have more digits. */
 static inline int adapters_value(reference *f, seqpar_safetensors_file *file,
                                  const char *folder, int64_t i) {
     const seqpar_tensor *t = &f->adapters.tensors[i];
@@ -118,7 +122,8 @@ static inline int adapters_values(reference *f, const char *folder) {
     return status;
 }
 
-/* The adapters of a model that is there, without weights yet. 0, or -1 with d->error. */
+/* Opens and reads the adapters of an open model, before its weights are loaded: reference_load
+   adds the adapters to them. 0, or -1 with d->error. */
 static inline int reference_adapters(reference *f, const char *folder) {
     static demo_error error; /* large */
     demo_peft p;
@@ -142,7 +147,7 @@ static inline int reference_adapters(reference *f, const char *folder) {
 
 /* ---- computing ---- */
 
-/* w (of a tensor of the model) += scale B A; a head is the adapters' own. */
+/* w, the values of a tensor of the model, += scale B A. A trained head replaces w. */
 static inline void adapters_add(const reference *f, double *w, int64_t tensor) {
     const seqpar_tensor *t = &f->model.tensors[tensor], *all = f->adapters.tensors;
     int64_t n = adapter_of(f, tensor), rank = f->adapters.adapter.rank;
@@ -158,7 +163,7 @@ static inline void adapters_add(const reference *f, double *w, int64_t tensor) {
                                       a[k * t->cols + j];
 }
 
-/* Of one matrix, whose gradient is dw. */
+/* Adds dA and dB of one matrix, whose gradient is dw. n: the index of A. */
 static inline void adapters_chain(const reference *f, const double *dw, int64_t tensor,
                                   int64_t n) {
     const seqpar_tensor *t = &f->model.tensors[tensor], *all = f->adapters.tensors;
@@ -174,7 +179,7 @@ static inline void adapters_chain(const reference *f, const double *dw, int64_t 
             }
 }
 
-/* f->gradient from that of all weights, f->whole. */
+/* Sets f->gradient, of the adapters, from f->whole, the gradient of all weights. */
 static inline void adapters_gradient(const reference *f) {
     memset(f->gradient, 0, (size_t)f->adapters.elements * sizeof *f->gradient);
     for (int64_t i = 0; i < f->model.tensor_count; i++) {

@@ -5,7 +5,8 @@
 #include "reference.h"
 
 static const reference_way right_way = {.name = NULL};
-/* The cheap and the frequent first; of one name, the plainest form first: gen plants that. */
+/* Cheap and frequent mistakes come first, since --budget may end the trials. Of each name the
+   plainest form comes first: gen plants that one. */
 static const reference_way wrong_ways[] = {
     {.name = "positions_local", .positions = POSITIONS_LOCAL},
     {.name = "positions_local",
@@ -150,7 +151,7 @@ static const reference_way wrong_ways[] = {
      .form = "backward alone"}};
 enum { WRONG_WAYS = sizeof wrong_ways / sizeof *wrong_ways };
 
-/* Whether the forward pass is another one. */
+/* Whether the mistake changes the forward pass. */
 static inline int way_is_of_forward(const reference_way *w) {
     return w->passes != PASS_BACKWARD &&
            (w->positions || w->sight || w->seen || w->hop || w->layout || w->own_kv ||
@@ -158,7 +159,7 @@ static inline int way_is_of_forward(const reference_way *w) {
             w->merge);
 }
 
-/* Whether it takes several ranks that share a sequence. */
+/* Whether only several ranks that share a sequence can make the mistake. */
 static inline int way_is_of_ranks(const reference_way *w) {
     return w->seen || w->hop || w->layout || w->own_kv || w->merge || w->heads || w->tokens ||
            w->positions == POSITIONS_LOCAL_DOCUMENT ||
@@ -168,15 +169,16 @@ static inline int way_is_of_ranks(const reference_way *w) {
            (w->backward >= BACKWARD_DELTA_OF_HOP && w->backward <= BACKWARD_OF_AVERAGE);
 }
 
-/* Whether the metadata have what is missing with it. */
+/* Whether the metadata set the option (window, softcap, softmax_scale) that the mistake is
+   about. */
 static inline int way_has_facts(const dump_facts *f, const reference_way *w) {
     if ((w->no_window || w->sight & SEES_LOCAL_WINDOW) && !f->window) return 0;
     if (w->no_softcap && !(f->softcap > 0)) return 0;
     return w->scale != SCALE_OF_DIM || f->softmax_scale > 0;
 }
 
-/* Whether the mistake can be made in this step at all. With two ranks, the last hop is all of
-   the others. */
+/* Whether this step can have the mistake. hop_lost takes three ranks: with two, the last hop is
+   the only one, and its loss is own_tokens_only. */
 static inline int way_has_meaning(const dump *d, const reference_way *w,
                                   const seqpar_llama_config *c) {
     int grouped = c->heads > c->kv_heads;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reference.h - the step computed again: log-probs and gradients of a Llama-type model on the
- * rows of a dump, in fp64 on one rank. Mistakes that happen inside of the model are computed
- * the same way, by another attention (reference_attention.h) or other positions. */
+/* reference.h - recomputes a dump's step: log-probs and gradients of a Llama-type model on the
+ * dump's rows, on one rank, in fp64 or bf16. A mistake inside the model is recomputed the same
+ * way, with wrong attention (reference_attention.h) or wrong positions. */
 #ifndef ORACLE_REFERENCE_H
 #define ORACLE_REFERENCE_H
 #include "adapters.h"
@@ -9,8 +9,8 @@
 
 /* ---- the model ---- */
 
-/* A parameter from the folder; where the dump has it, too, as the dump says it was before the
-   step: weights may be kept in more bits than they are written to a folder with. */
+/* Loads a parameter from the folder. If the dump has it too, both must agree, and the dump's
+   values are used: training may keep weights in more bits than a folder stores. */
 static inline int reference_load(reference *f, const demo_weights *from, int names,
                                  int64_t tensor) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
@@ -49,8 +49,8 @@ static inline void reference_score_in(reference *f, seqpar_safetensors_file *fil
     }
 }
 
-/* The head of a reward model: score, or else the folder's one tensor of a row that is of no
-   layer and no norm. */
+/* Finds the name of a reward model's head: score, or else the folder's weight of shape (1, n)
+   outside of "model.", which has the layers and norms. */
 static inline int reference_score(reference *f, const char *folder) {
     demo_weights w;
     snprintf(f->head, sizeof f->head, "score");
@@ -72,7 +72,7 @@ static inline int reference_weights(reference *f, const char *folder) {
     return status ? -1 : 0;
 }
 
-/* Room for the rows of the step. */
+/* Allocates the lists of rows. Takes the device over: reference_close closes it. */
 static inline int reference_begin(reference *f, dump *d, seqpar_device *device) {
     memset(f, 0, sizeof *f);
     f->d = d;
@@ -84,7 +84,7 @@ static inline int reference_begin(reference *f, dump *d, seqpar_device *device) 
     return f->rows && f->logp ? 0 : reference_no_memory(f);
 }
 
-/* All rows, which have what it takes. 0; 1: they lack something; -1 with d->error. */
+/* Reads all rows. 0; 1: a row lacks ids or labels, or its index is wrong; -1 with d->error. */
 static inline int reference_rows(reference *f) {
     for (int64_t i = 0; i < f->count; i++) {
         dump_row *row = &f->rows[i];
@@ -115,7 +115,7 @@ static inline void reference_close(reference *f) {
     if (f->comm) seqpar_comm_free(f->comm);
 }
 
-/* A model without weights, for rows that are there. */
+/* Opens the model without weights. It needs the sizes that reference_rows reads. */
 static inline int reference_config(reference *f, const seqpar_llama_config *config) {
     seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
     for (int64_t i = 0; i < f->count; i++) {
@@ -133,7 +133,8 @@ static inline int reference_config(reference *f, const seqpar_llama_config *conf
     return f->whole ? 0 : reference_no_memory(f);
 }
 
-/* A dump and a model that each have a window have one. */
+/* If all layers of the model have a window, the metadata must give the same one. If only some
+   have it (window_from), the model's is used; if none, the metadata's. */
 static inline int reference_window(reference *f, const seqpar_llama_config *c,
                                    const char *folder) {
     const dump_facts *facts = &f->d->facts;
@@ -146,7 +147,7 @@ static inline int reference_window(reference *f, const seqpar_llama_config *c,
     return -1;
 }
 
-/* What another program dropped cannot be known. */
+/* Refuses attention dropout: a dump does not hold its masks. */
 static inline int reference_dropout(reference *f, const seqpar_llama_config *c,
                                     const char *folder) {
     if (c->attention_dropout <= 0) return 0;
@@ -157,7 +158,7 @@ static inline int reference_dropout(reference *f, const seqpar_llama_config *c,
     return -1;
 }
 
-/* The model of a folder, for rows that are there. adapter: a folder, too, or NULL. */
+/* Loads the model in `folder`, after reference_rows. adapter: the adapters' folder, or NULL. */
 static inline int reference_model(reference *f, const char *folder, const char *adapter) {
     seqpar_llama_config config = {.layers = 0};
     if (demo_load_config(folder, &config, &f->d->error) ||
@@ -171,8 +172,8 @@ static inline int reference_model(reference *f, const char *folder, const char *
     return reference_weights(f, folder);
 }
 
-/* device: an own one, in fp64 or bf16. 0; 1: the dump lacks something; -1 with d->error. To be
-   closed in any case. */
+/* device: fp64 or bf16, closed by reference_close, which is to be called in any case. 0; 1: the
+   dump lacks something; -1 with d->error. */
 static inline int reference_open(reference *f, dump *d, const char *folder, const char *adapter,
                                  seqpar_device *device) {
     int status = reference_begin(f, d, device);
@@ -182,14 +183,15 @@ static inline int reference_open(reference *f, dump *d, const char *folder, cons
 
 /* ---- a step ---- */
 
-/* A row as seqpar has it: one document, since the mask knows of the others. */
+/* A row as seqpar.h takes it: one document, since reference_attention.h masks the dump's
+   documents itself. */
 typedef struct reference_row {
     seqpar_row row;
     int64_t cu_seqlens[2], source[1];
     int32_t *ids, *targets, *positions;
 } reference_row;
 
-/* Counts the tokens of the document that the rank holds before it. */
+/* How many tokens of t's document lie before t and on t's rank. */
 static inline int64_t position_of_own(const dump_row *row, int64_t t) {
     int64_t count = 0;
     for (int64_t i = row_document_begin(row, t); i < t; i++)
@@ -204,6 +206,8 @@ static inline int64_t way_position(const reference *f, const dump_row *row, int6
                                                            : position_right(row, t);
 }
 
+/* Row i without its padding, with the way's positions. An id or label that is no int32 becomes
+   -1, which is refused; a cast could make it a valid one. */
 static inline int reference_row_make(const reference *f, int64_t i, reference_row *to) {
     const dump_row *row = &f->rows[i];
     int64_t n = row_end(row);
@@ -234,7 +238,7 @@ static inline int reference_row_make(const reference *f, int64_t i, reference_ro
     return 0;
 }
 
-/* What the forward pass gave of row i. */
+/* Reads row i's log-probs, or a reward model's values, from the device. */
 static inline void reference_read(reference *f, const seqpar_llama_batch *b, int64_t i) {
     if (f->model.config.score)
         seqpar_device_read(f->device, f->logp[i], b->score.data, 0, b->tokens,
@@ -244,7 +248,8 @@ static inline void reference_read(reference *f, const seqpar_llama_batch *b, int
                            f->device->accumulator);
 }
 
-/* Forward of row i, to f->logp[i]; with seeds (tokens), backward, too. */
+/* seeds NULL: the forward pass of row i, to f->logp[i]. Else both passes, with seeds (tokens)
+   for dL/dlogp; f->logp[i] stays. */
 static inline int reference_pass(reference *f, const seqpar_row *row, int64_t i,
                                  const double *seeds) {
     seqpar_attn_kernel kernel = {reference_forward, reference_gradients, f};
@@ -273,7 +278,7 @@ static inline int reference_pass(reference *f, const seqpar_row *row, int64_t i,
     return status ? reference_failed(f) : 0;
 }
 
-/* Log-probs of all rows in that way. 0, or -1 with d->error. */
+/* Log-probs of all rows, computed in this way, to f->logp. 0, or -1 with d->error. */
 static inline int reference_logp(reference *f, const reference_way *way) {
     int status = 0;
     f->way = way;
@@ -287,7 +292,8 @@ static inline int reference_logp(reference *f, const reference_way *way) {
     return status;
 }
 
-/* Adds the gradient of the step that was just taken. 0, or -1 with d->error. */
+/* Adds the last step's gradient to f->whole; seqpar_step_norm makes it readable. 0, or -1 with
+   d->error. */
 static inline int reference_add(reference *f) {
     int64_t most = 0;
     int status = seqpar_step_norm(&f->ctx, &f->optim);
@@ -307,8 +313,8 @@ static inline int reference_add(reference *f) {
     return status ? reference_failed(f) : 0;
 }
 
-/* A step of row i alone: rows of one step are dealt by their tokens, and here one of them is in
-   memory at a time. */
+/* Row i is a step of its own: seqpar_step_begin takes all rows of a step at once, and here only
+   one row is in memory at a time. */
 static inline int reference_step(reference *f, const seqpar_row *row, int64_t i,
                                  const double *seeds) {
     if (seqpar_step_begin(&f->ctx, &f->optim, row, 1, SEQPAR_LAYOUT_CONTIGUOUS, 1))
@@ -316,8 +322,8 @@ static inline int reference_step(reference *f, const seqpar_row *row, int64_t i,
     return reference_pass(f, row, i, seeds) ? -1 : reference_add(f);
 }
 
-/* The gradient in that way, from dL/dlogp of every token: seeds (count), each (tokens); NULL:
-   none of that row. 0, or -1 with d->error. */
+/* The gradient, computed in this way, to f->gradient. seeds (count): dL/dlogp of each row
+   (tokens), or NULL: the row is skipped. 0, or -1 with d->error. */
 static inline int reference_gradient(reference *f, const reference_way *way,
                                      double *const *seeds) {
     int status = 0;

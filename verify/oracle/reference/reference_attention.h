@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reference_attention.h - the attention of the step that is computed again (reference.h): of
- * each kv head, with the query heads that use it, by dense_attention.h. Also as each mistake makes it,
- * in every form that is seen in frameworks: another sight, other keys, hops merged wrongly,
- * another backward pass. Who holds which token is as the dump has it, so that one table serves
- * all layouts, and rings, gathers and exchanges of heads alike. */
+/* reference_attention.h - the attention of the recomputed step (reference.h), one kv head with
+ * its query heads at a time, by dense_attention.h. It also computes each mistake, in every form
+ * seen in frameworks: a wrong mask, wrong keys, wrongly merged hops, a wrong backward pass. The
+ * dump says which rank holds which token, so the same code serves all layouts, and ring,
+ * all-gather and all-to-all alike. */
 #ifndef ORACLE_REFERENCE_ATTENTION_H
 #define ORACLE_REFERENCE_ATTENTION_H
 #include "trainer/model/model_folder.h"
@@ -11,30 +11,30 @@
 #include "oracle/dump/param_ranges.h"
 #include "support/kept.h"
 
-/* How hops' partial results become one. */
+/* How the hops' partial outs are merged. */
 typedef enum reference_merge {
     MERGE_RIGHT,
     MERGE_SUM_OVER_P,   /* the sum of outs over the number of ranks */
     MERGE_MEAN_OF_SEEN, /* the mean of the outs of hops that saw a key */
     MERGE_BY_TWOS,      /* (out + part) / 2, hop after hop */
-    MERGE_UNSCALED      /* by sums of exp that are not of one maximum */
+    MERGE_UNSCALED      /* weighted by sums of exp, each relative to its hop's own maximum */
 } reference_merge;
 
 typedef enum reference_backward {
     BACKWARD_RIGHT,
-    BACKWARD_DKV_STAYS,    /* dk, dv from the rank's own queries */
-    BACKWARD_DKV_SHIFTED,  /* dk, dv are those of the next rank: a hop home is missing */
-    BACKWARD_DQ_STAYS,     /* dq from the rank's own keys */
+    BACKWARD_DKV_STAYS,    /* dk, dv from the rank's own queries alone */
+    BACKWARD_DKV_SHIFTED,  /* dk, dv of the next rank: the last hop, to the owner, is missing */
+    BACKWARD_DQ_STAYS,     /* dq from the rank's own keys alone */
     BACKWARD_NO_DELTA,     /* out . dout is not subtracted */
-    BACKWARD_DELTA_OF_HOP, /* each hop uses its own out, */
-    BACKWARD_BOTH_OF_HOP,  /* its own out and lse, */
-    BACKWARD_LSE_OF_HOP,   /* its own lse */
-    BACKWARD_LSE_OF_LAST,  /* all use the lse of the last hop with a key */
-    BACKWARD_OF_AVERAGE,   /* what autograd makes of the sum over P */
-    BACKWARD_SWAPPED,      /* dk and dv */
+    BACKWARD_DELTA_OF_HOP, /* each hop uses its own out */
+    BACKWARD_BOTH_OF_HOP,  /* each hop uses its own out and lse */
+    BACKWARD_LSE_OF_HOP,   /* each hop uses its own lse */
+    BACKWARD_LSE_OF_LAST,  /* all hops use the lse of the query's last hop with a key */
+    BACKWARD_OF_AVERAGE,   /* the gradient that autograd gives of MERGE_SUM_OVER_P */
+    BACKWARD_SWAPPED,      /* dk and dv are swapped */
     BACKWARD_UNSCALED,     /* dq and dk lack the scale */
-    BACKWARD_GROUP_MEAN,   /* dk, dv are means over the query heads of a group, */
-    BACKWARD_GROUP_FIRST   /* or those of its first */
+    BACKWARD_GROUP_MEAN,   /* dk, dv are means over the query heads of a group */
+    BACKWARD_GROUP_FIRST   /* dk, dv are those of the group's first query head */
 } reference_backward;
 
 typedef enum reference_positions {
@@ -45,29 +45,30 @@ typedef enum reference_positions {
 } reference_positions;
 
 enum { SCALE_RIGHT, SCALE_OF_DIM, SCALE_ONE };
-enum { PASSES_BOTH, PASS_FORWARD, PASS_BACKWARD }; /* which one is wrong */
+enum { PASSES_BOTH, PASS_FORWARD, PASS_BACKWARD }; /* which pass is wrong */
 enum { HEADS_RIGHT, HEADS_DEALT, HEADS_COLLECTED };
-/* What SEES_BY_LOCAL_ROW compares: rows of ranks, as a ring has them; of the query its row and
-   of the key that among all gathered ones; both among all, as where heads were exchanged. */
+/* The row numbers that SEES_BY_LOCAL_ROW compares. OF_RANKS: both within their rank, as in a
+   ring. OF_GATHERED_KEYS: the query's within its rank, the key's among all gathered keys.
+   OF_ALL: both among the tokens of all ranks, as after an all-to-all of heads. */
 enum { ROWS_OF_RANKS, ROWS_OF_GATHERED_KEYS, ROWS_OF_ALL };
 enum { HOP_LAST = -1 };
 
-/* How the step is computed; all 0: rightly. */
+/* How the step is computed: with a mistake, or correctly if all are 0. */
 typedef struct reference_way {
-    const char *name, *form; /* of the mistake; form NULL: there is one */
+    const char *name, *form; /* of the mistake; form NULL: the plain one */
     reference_positions positions;
     int sight, rows;  /* SEES_... of dense_attention.h, ROWS_... */
-    attend_seen seen; /* of halves; NULL: all */
-    int hop;          /* that is lost; 0: none */
-    int layout;       /* TAKEN_... + 1 */
+    attend_seen seen; /* which halves of ranks' keys are seen; NULL: both */
+    int hop;          /* the lost hop; 0: none */
+    int layout;       /* the layout that is assumed, TAKEN_... + 1; 0: the dump's */
     int own_kv, in_turn, scale, no_window, no_softcap;
-    int heads, tokens; /* outs that come back in another order; tokens: by ranks */
+    int heads, tokens; /* out's order is wrong: HEADS_...; 1: its rows lie in rank order */
     reference_merge merge;
     reference_backward backward;
     int passes;
 } reference_way;
 
-/* What went through layer 0's attention: (tokens, heads or kv_heads, head_dim), lse
+/* Copies of layer 0's attention tensors: (tokens, heads or kv_heads, head_dim), lse
    (tokens, heads). */
 typedef struct reference_tape {
     double *q, *k, *v, *out, *lse, *dout, *dq, *dk, *dv;
@@ -79,21 +80,21 @@ typedef struct reference {
     seqpar_device *device;
     seqpar_ctx ctx;
     seqpar_llama model;
-    seqpar_llama adapters; /* names and places alone; of --adapter */
+    seqpar_llama adapters; /* of --adapter: names and offsets alone */
     double *adapter;       /* (adapters.elements) their values */
     seqpar_optim optim;
     int ctx_open, model_open, adapters_open, optim_open;
     int64_t count;
-    dump_row *rows; /* (count) replica after replica, of each its micro-batches */
-    /* of the way that was run last */
+    dump_row *rows; /* (count) by replica, then by micro-batch */
+    /* results of the last run */
     double **logp;    /* (count) by token; of RM, values */
     double *whole;    /* (model.elements) the gradient of all weights */
-    double *gradient; /* that of what learns: whole, or of adapters (adapters.elements) */
+    double *gradient; /* of the trained tensors: whole, or (adapters.elements) */
     const reference_way *way;
-    int64_t row;           /* which one attention is computed of */
-    reference_tape *tapes; /* (count), or NULL: nothing is kept */
+    int64_t row;           /* the row that is computed now */
+    reference_tape *tapes; /* (count), or NULL: no copies are made */
     int64_t calls;         /* of attention in this pass */
-    char head[80];         /* of RM: what gives the values, without .weight */
+    char head[80];         /* of RM: the head's name without .weight */
 } reference;
 
 /* ---- numbers of the device ---- */
@@ -123,9 +124,9 @@ static inline double dot_product(const double *a, const double *b, int64_t n) {
 typedef struct reference_call {
     const reference *f;
     const seqpar_attn_source *a;
-    attend p;        /* the row; its arrays are each head's own */
-    int64_t *places; /* (tokens) of another layout; NULL: none */
-    int64_t *back;   /* (tokens) the row of out that is a token's */
+    attend p;        /* the row; each head allocates its own arrays */
+    int64_t *places; /* (tokens) where the assumed layout has them; NULL: no such mistake */
+    int64_t *back;   /* (tokens) each token's row of out; NULL: row t is token t's */
     int wrong;       /* whether the way's mistake is in this pass */
     int status;
 } reference_call;
@@ -145,7 +146,7 @@ static inline int64_t query_head(const reference_head *h, int64_t g) {
     return h->way.in_turn ? g * a->kv_heads + h->kv : h->kv * h->p.group + g;
 }
 
-/* The head of out that is this query head's. */
+/* The head of out that holds this query head's result. */
 static inline int64_t out_head(const reference_head *h, int64_t head) {
     int64_t ranks = h->p.ranks, each = h->c->a->heads / ranks, how = h->c->f->way->heads;
     if (how == HEADS_RIGHT || !h->c->wrong || h->c->a->heads % ranks) return head;
@@ -186,7 +187,8 @@ static inline void head_free(reference_head *h) {
     free(h->sees);
 }
 
-/* q, k and v, and of the backward pass dout, lse and delta. */
+/* Reads the head's q, k and v and, for the backward pass, dout, lse and delta, as doubles in
+   the order of p's queries and keys. */
 static inline void head_inputs(reference_head *h) {
     const seqpar_attn_source *a = h->c->a;
     attend *p = &h->p;
@@ -215,7 +217,7 @@ static inline int64_t hop_from(const attend *p, int64_t rank, int64_t source) {
     return (rank - source + p->ranks) % p->ranks;
 }
 
-/* hop: the one that is lost, or with `alone` the one there is. */
+/* Every rank sees all keys but those of `hop`, or with `alone` those of `hop` only. */
 static inline void see_hops(const attend *p, unsigned char *sees, int64_t hop, int alone) {
     for (int64_t n = 0; n < 2 * p->ranks * p->ranks; n++)
         sees[n] = (hop_from(p, n / p->ranks / 2, n % p->ranks) == hop) == alone ? 3 : 0;
@@ -241,7 +243,7 @@ static inline void way_sights(reference_head *h) {
         h->sees[n] = w->seen(n / p->ranks % 2, n / p->ranks / 2, n % p->ranks);
 }
 
-/* One hop's out and lse, to h->part. */
+/* One hop's out and lse, to h->part. *w: the way that sees this hop's keys alone. */
 static inline int one_hop(reference_head *h, attend_way *w, int64_t hop) {
     *w = h->way;
     w->sees = h->sees;
@@ -265,7 +267,7 @@ static inline void merge_one(reference_head *h, reference_merge merge, int64_t n
     *met += weight;
 }
 
-/* out of all hops, lse as it is right. */
+/* Merges all hops' outs wrongly, to h->whole; lse stays right. */
 static inline int merge_hops(reference_head *h, reference_merge merge) {
     int64_t rows = attend_rows(&h->p, ATTEND_OUT), d = h->p.out_dim;
     double *met = attend_zeros(rows);
@@ -307,7 +309,7 @@ static inline int head_forward(reference_head *h, void *out, void *lse) {
 
 /* ---- backward ---- */
 
-/* By the keys that the hop brings, with the hop's own lse or delta. */
+/* The backward pass hop by hop: over the hop's keys, with the hop's own lse or delta. */
 static inline int backward_by_hops(reference_head *h, reference_backward how) {
     int64_t rows = attend_rows(&h->p, ATTEND_LSE);
     double *delta = attend_zeros(rows), *lse = attend_zeros(rows);
@@ -339,7 +341,7 @@ static inline int backward_lse_of_last(reference_head *h) {
     return attend_backward(&h->p, &h->way, NULL, h->lse, h->delta, &h->whole);
 }
 
-/* A pass over own keys alone gives dk and dv, or dq. */
+/* Replaces dk and dv (of_keys), or dq, by those of a pass over each rank's own keys alone. */
 static inline int backward_stays(reference_head *h, int of_keys) {
     attend_way w = h->way;
     w.sees = h->sees;
@@ -375,7 +377,7 @@ static inline void multiply(double *x, int64_t n, double factor) {
     for (int64_t i = 0; i < n; i++) x[i] *= factor;
 }
 
-/* What the right pass becomes. */
+/* Turns the right gradients, in h->whole, into wrong ones. */
 static inline int backward_turn(reference_head *h, reference_backward how) {
     double *dk = h->whole.x[ATTEND_DK];
     int64_t keys = h->p.key.count * h->p.dim, queries = attend_rows(&h->p, ATTEND_DQ);
@@ -443,7 +445,8 @@ static inline void give_gradients(const reference_head *h, void *dq, void *dk, v
 
 /* ---- all heads ---- */
 
-/* Where each token is taken to be by another layout; 0: the row cannot be split so. */
+/* Sets c->places if the mistake is an assumed layout that can split this row. 0, or -1: no
+   memory. */
 static inline int call_layout(reference_call *c) {
     const attend *p = &c->p;
     int layout = c->f->way->layout - 1;
@@ -459,7 +462,7 @@ static inline int call_layout(reference_call *c) {
     return 0;
 }
 
-/* The row of out that is each token's where outs lie as ranks have them. */
+/* Sets c->back if the mistake leaves out's rows in rank order. 0, or -1: no memory. */
 static inline int call_order(reference_call *c) {
     int64_t n = 0;
     if (!c->wrong || !c->f->way->tokens) return 0;
@@ -469,6 +472,8 @@ static inline int call_order(reference_call *c) {
     return 0;
 }
 
+/* seqpar.h runs on one rank here: the sequence's ranks, documents and options are the dump's.
+   The window is the model's if only some of its layers have one. 0, or not 0: no memory. */
 static inline int call_begin(reference_call *c, const reference *f, const seqpar_attn_source *a,
                              int backward) {
     const dump_row *row = &f->rows[f->row];
@@ -529,7 +534,7 @@ static inline int all_heads(const reference *f, const seqpar_attn_source *a, int
     reference_call c;
     int status = call_begin(&c, f, a, backward) ? -1 : 0;
     double work = (double)a->q_tokens * (double)a->q_tokens * (double)(a->heads * a->head_dim);
-    /* beginning and ending a team of threads costs more than little work takes */
+    /* starting and joining threads costs more than a small call takes */
 #pragma omp parallel for schedule(dynamic) reduction(| : status) if (work > ATTEND_LARGE)
     for (int64_t kv = 0; kv < a->kv_heads; kv++)
         if (!status) status |= one_head(&c, kv, to) ? 1 : 0;
@@ -537,7 +542,7 @@ static inline int all_heads(const reference *f, const seqpar_attn_source *a, int
     return status;
 }
 
-/* ---- what is kept of it ---- */
+/* ---- copies of layer 0 ---- */
 
 /* A copy of `rows` rows, `width` elements each, `stride` apart; NULL: no memory. */
 static inline void keep(double **to, const void *from, int64_t rows, int64_t width,
@@ -577,7 +582,8 @@ static inline void tape_free(reference_tape *t) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-/* As seqpar_attn_kernel wants them: one row, one rank, so the source is all keys. */
+/* The functions of seqpar_attn_kernel. The batch is one row on one rank, so each call's source
+   has all keys. */
 static inline int reference_forward(void *user, const seqpar_attn_source *a, void *out,
                                     void *lse, void *queue) {
     reference *f = (reference *)user;
@@ -592,7 +598,7 @@ static inline int reference_gradients(void *user, const seqpar_attn_source *a, v
     const reference *f = (const reference *)user;
     void *const to[] = {dq, dk, dv};
     int status = all_heads(f, a, 1, to);
-    if (!status && f->tapes) keep_backward(f, a, dq, dk, dv); /* layer 0 comes last */
+    if (!status && f->tapes) keep_backward(f, a, dq, dk, dv); /* layer 0 is last: it stays */
     return (void)queue, status;
 }
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reference_tensors.h - tensors of a dump and of a folder, as the reference takes them. */
+/* reference_tensors.h - reads a dump's parameters for the reference, and compares them with
+ * those of a folder. */
 #ifndef ORACLE_REFERENCE_TENSORS_H
 #define ORACLE_REFERENCE_TENSORS_H
 #include "oracle/dump/param_ranges.h"
@@ -7,8 +8,8 @@
 
 /* ---- the model ---- */
 
-/* The dump's tensor of a parameter, which may be a part of one there. Without values: it has none.
-   0, or -1 with d->error. */
+/* Reads a parameter from the dump, where it may be some rows of a larger tensor, as in a fused
+   qkv_proj. w->values NULL: the dump has none. 0, or -1 with d->error. */
 static inline int reference_part(const reference *f, const char *prefix, int64_t tensor,
                                  tensor_name *name, whole *w) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
@@ -31,14 +32,15 @@ static inline int reference_part(const reference *f, const char *prefix, int64_t
     return 0;
 }
 
-/* The rounding of a tensor as it is written; 0: it is not there. */
+/* The relative rounding error of the tensor's type in the file; 0: the file has no such
+   tensor. */
 static inline double reference_rounding(const seqpar_safetensors_file *file, const char *name) {
     const seqpar_safetensors_tensor *t = seqpar_safetensors_find(file, name);
     return t ? dtype_rounding(t->dtype) : 0;
 }
 
-/* The first element of dump and folder that their roundings do not explain; count: none. A
-   number of 0x1p-24 and less may have become 0 in float16. */
+/* The first element that differs by more than rounding explains; count: none. Types of 16 bits
+   may be off by 0x1p-24 more: float16 has no smaller number but 0. */
 static inline int64_t reference_differs(const double *own, const double *other, int64_t count,
                                         double rounding) {
     int64_t i = 0;
@@ -48,7 +50,8 @@ static inline int64_t reference_differs(const double *own, const double *other, 
     return i;
 }
 
-/* The folder behind that option is what the step began with, as the dump's own weights are. */
+/* Refuses a folder, given by that option, with other weights than the dump has from before the
+   step: the reference of other weights would make any dump wrong. */
 static inline int reference_compare(reference *f, const char *option_name, const char *folder,
                                     const char *name, const whole *own, const whole *other,
                                     double rounding) {
@@ -69,7 +72,7 @@ static inline int reference_no_memory(reference *f) {
     return -1;
 }
 
-/* What seqpar says of it, as the dump's error. */
+/* Copies seqpar.h's error to d->error. Returns -1. */
 static inline int reference_failed(reference *f) {
     if (f->ctx.error && f->ctx.error->status && !f->d->error.status)
         f->d->error = *f->ctx.error;

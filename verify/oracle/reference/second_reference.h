@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* second_reference.h - the reference asked by slow.h, which shares no code with it: log-probs, and the
- * slope of the loss along two directions, by complex step. Where the two disagree there is no
- * verdict.
+/* second_reference.h - checks the reference by slow.h, which shares no code with it: log-probs,
+ * and the loss's directional derivative along two directions, by complex step. If the two
+ * disagree, there is no verdict.
  *
- * slow.h has no reward models. One that gives the value s is a language model there whose head
- * has that row first and else 0: log-prob l of token 0 is s - log(e^s + V - 1), so that
- * s = l + log(V - 1) - log(1 - e^l) and dl/ds = 1 - e^l. */
+ * slow.h has no reward models. It runs one as a language model whose head has the reward's row
+ * first and zeros below. If the reward model's value is s, token 0 has the log-prob
+ * l = s - log(e^s + V - 1), so s = l + log(V - 1) - log(1 - e^l) and dl/ds = 1 - e^l. */
 #ifndef ORACLE_SECOND_REFERENCE_H
 #define ORACLE_SECOND_REFERENCE_H
 #include "reference.h"
 #include "second/slow.h"
 
-/* Beyond that it takes too long: products of weights with tokens, as complex numbers. */
+/* Above this many parameters times tokens, each a complex product, slow.h takes too long. */
 #ifndef SECOND_WORK
 #define SECOND_WORK 4e8
 #endif
@@ -26,7 +26,8 @@ typedef struct second {
     double *seeds;   /* of RM: by token, dL/dl */
 } second;
 
-/* Dynamic is plain as long as it is allowed. */
+/* SEQPAR_ROPE_DYNAMIC is plain here: seqpar_llama.h refuses rows that are long enough to be
+   scaled. */
 static inline void second_rope(slow_config *to, const seqpar_llama_rope *r) {
     static const int types[] = {SLOW_ROPE_PLAIN, SLOW_ROPE_LINEAR, SLOW_ROPE_PLAIN,
                                 SLOW_ROPE_LLAMA3, SLOW_ROPE_YARN};
@@ -39,6 +40,9 @@ static inline void second_rope(slow_config *to, const seqpar_llama_rope *r) {
     to->rope_exact = r->exact != 0;
 }
 
+/* slow.h has no defaults, so rope_theta and rms_eps of 0 become those of seqpar_llama.h. A
+   reward model is untied: its head is laid out as lm_head. The window is the dump's unless only
+   some layers have one. */
 static inline void second_config(second *s) {
     const seqpar_llama_config *c = &s->f->model.config;
     s->config = (slow_config){.layers = c->layers,
@@ -77,7 +81,7 @@ static inline void second_order(const second *s, double *to, const double *from)
     for (int64_t i = 0; i < slow_tensors(&s->config); i++) {
         const seqpar_tensor *t = model_tensor(s->f, s->table[i].name);
         int64_t size = s->table[i].rows * s->table[i].cols;
-        if (!t && s->f->model.config.score) { /* the head, which has a row */
+        if (!t && s->f->model.config.score) { /* the head: one row */
             t = &s->f->model.tensors[s->f->model.tensor_count - 1];
             memset(to + s->table[i].offset, 0, (size_t)size * sizeof *to);
             size = s->table[i].cols;
@@ -86,7 +90,7 @@ static inline void second_order(const second *s, double *to, const double *from)
     }
 }
 
-/* A value from the log-prob of token 0. */
+/* A reward model's value from the log-prob of token 0. A language model's log-prob stays. */
 static inline double second_value(const second *s, double logp) {
     if (!s->f->model.config.score) return logp;
     return logp + log((double)s->config.vocab - 1) - log(-expm1(logp));
@@ -129,12 +133,13 @@ static inline void second_close(second *s) {
     free(s->seeds);
 }
 
-/* Whether attention is one that slow.h's model does not have. */
+/* Whether attention has options that slow.h lacks. */
 static inline int second_lacks(const dump_facts *f) {
     return f->softcap > 0 || f->softmax_scale > 0;
 }
 
-/* 0; 1: too large, another attention, or without documents, which slow.h takes for padding. */
+/* 0; 1: slow.h cannot check this: too much work, options that it lacks, a vocabulary of 1, or
+   no cu_seqlens, without which it takes all tokens for padding. */
 static inline int second_open(second *s, const reference *f, double *const *seeds) {
     int64_t count, tokens = second_tokens(f);
     double *elements;
@@ -160,7 +165,7 @@ static inline int second_open(second *s, const reference *f, double *const *seed
     return 0;
 }
 
-/* dL/dvalue becomes dL/dl, of the log-probs that the values belong to. */
+/* Turns dL/dvalue into dL/dl, l being slow.h's log-prob of token 0. */
 static inline void second_seeds(second *s, double *const *values, double *const *seeds) {
     double *at = s->seeds = (double *)slow_allocate(second_tokens(s->f), sizeof *s->seeds);
     for (int64_t i = 0; i < s->f->count; i++) {
@@ -172,7 +177,7 @@ static inline void second_seeds(second *s, double *const *values, double *const 
     }
 }
 
-/* How far log-probs of targets are apart. */
+/* The relative distance of slow.h's log-probs or values from the reference's. */
 static inline double second_logp(const second *s, double *const *logp) {
     likeness l = {0};
     for (int64_t i = 0; i < s->f->count; i++) {
@@ -189,7 +194,7 @@ static inline double second_logp(const second *s, double *const *logp) {
     return distance_from(&l, 1);
 }
 
-/* Of a reward model's head, rows but the first stay as they are. */
+/* The direction must not change the zeros below the first row of a reward model's head. */
 static inline void second_keep_head(second *s) {
     const slow_tensor *head = &s->table[slow_tensors(&s->config) - 1];
     if (!s->f->model.config.score) return;
@@ -197,12 +202,13 @@ static inline void second_keep_head(second *s) {
            (size_t)((head->rows - 1) * head->cols) * sizeof *s->direction);
 }
 
-/* How far the slope along a direction is from what the gradient says; in parts of its norm. */
+/* slow.h's slope along s->direction minus the gradient's inner product with it, relative to the
+   product of their norms. */
 static inline double second_slope(const second *s, const double *gradient) {
     slow_problem p = {.config = &s->config,
                       .rows = s->f->count,
                       .row = s->rows,
-                      .objective = {.count = INFINITY}}; /* seeds alone count */
+                      .objective = {.count = INFINITY}}; /* leaves the seeds alone */
     int64_t count = slow_parameters(&s->config, NULL);
     double slope = slow_directional(&p, s->parameters, s->direction);
     double own = dot_product(gradient, s->direction, count);
@@ -210,8 +216,9 @@ static inline double second_slope(const second *s, const double *gradient) {
     return norm > 0 ? fabs(slope - own) / norm : slope;
 }
 
-/* 1: they agree; 0: they do not, said in text; -1: not asked, said in text. logp, seeds:
-   (rows); gradient: (model.elements). */
+/* Compares slow.h with the reference; text says the result. The directions are the gradient,
+   which tests its length, and a random one, which tests the rest. 1: they agree; 0: they do
+   not; -1: not compared. logp, seeds: (rows); gradient: (model.elements). */
 static inline int second_agrees(const reference *f, double *const *logp, double *const *seeds,
                                 const double *gradient, char *text, size_t size) {
     second s;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* truth.h - a dump against the step as the reference computes it: log-probs, and gradients.
+/* truth.h - compares a dump's log-probs and gradients with those of the reference.
  *
- * How far a right one may be off is measured: the same step on a device that rounds weights,
- * activations and gradients to bf16 with sums in fp32. Rounding errors grow as the unit of the
- * numbers does, so those of another type are this distance times the ratio of units; four times
- * that is the limit. */
+ * The limit of the distance is measured: the same step is computed on a device that rounds
+ * weights, activations and gradients to bf16, with sums in fp32. Rounding errors are
+ * proportional to a type's unit, so those of another type are bf16's distance times the ratio
+ * of the units. The limit is four times that. */
 #ifndef ORACLE_TRUTH_H
 #define ORACLE_TRUTH_H
 #include <time.h>
@@ -15,22 +15,22 @@
 
 typedef struct truth {
     reference exact, rounded;     /* fp64, bf16 */
-    reference turned;             /* fp64, its rotary angles as far off as float32 makes them */
+    reference turned;             /* fp64, with rotary angles as wrong as in float32 */
     const char *folder, *adapter; /* adapter: NULL where there is none */
     dump *d;
-    double ratio;     /* of units, to bf16 */
-    const char *unit; /* what it is called */
+    double ratio;     /* of the unit of the dump's type to that of bf16 */
+    const char *unit; /* the name of that type */
     double budget;    /* seconds */
     double *got;      /* (elements) of grad. tensors */
-    char *have;       /* (tensors) which are there */
+    char *have;       /* (tensors) whether the dump has the tensor */
     double logp_limit, gradient_limit;
     double logp_noise, gradient_noise; /* how far bf16 is from fp64 */
     int logp_is_right, is_void;
-    double logp_distance;  /* of one log-prob, where it was farthest, rounded */
+    double logp_distance;  /* the largest of one log-prob between bf16 and fp64 */
     char second[200];      /* what slow.h says of the reference */
     details *more;         /* NULL: nothing is kept */
     double **dumped;       /* (rows) log-probs of the dump, borrowed; NULL: it has none */
-    struct timespec begin; /* of the first mistake that is tried */
+    struct timespec begin; /* when the first mistake was tried */
     int begun;
 } truth;
 
@@ -40,14 +40,14 @@ static inline double seconds_since(const struct timespec *begin) {
     return (double)(now.tv_sec - begin->tv_sec) + 1e-9 * (double)(now.tv_nsec - begin->tv_nsec);
 }
 
-/* Before a mistake is tried. */
+/* Whether the budget is used up. The first call, before the first mistake, starts the clock. */
 static inline int out_of_time(truth *t) {
     if (!t->begun) clock_gettime(CLOCK_MONOTONIC, &t->begin);
     t->begun = 1;
     return seconds_since(&t->begin) >= t->budget;
 }
 
-/* Names that there was no time for, as many to a line as it holds. */
+/* Mistakes that were not tried in time, each name once. */
 typedef struct untried {
     const char *names[MISTAKES];
     int count;
@@ -75,7 +75,7 @@ static inline void untried_say(const untried *u, double budget, verdict *v) {
 
 /* ---- the limit ---- */
 
-enum { TYPE_F64, TYPE_F32, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES }; /* the later, the coarser */
+enum { TYPE_F64, TYPE_F32, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES }; /* files: fine to coarse */
 static const struct {
     seqpar_safetensors_dtype dtype;
     const char *name;
@@ -86,7 +86,8 @@ static const struct {
                           {SEQPAR_SAFETENSORS_F16, "float16", 0x1p-3},
                           {SEQPAR_SAFETENSORS_BF16, "bfloat16", 1}};
 
-/* The coarsest type among the dump's parameters, gradients and log-probs, unless it is said. */
+/* The type that the metadata declare, or else the coarsest one among the dump's parameters,
+   gradients and log-probs. */
 static inline int computed_in(const dump *d) {
     int found = d->facts.dtype ? (int)d->facts.dtype - 1 : TYPE_F64;
     const seqpar_safetensors_file *file = d->ranks[0].file;
@@ -111,12 +112,12 @@ static inline double *dumped_logp(const reference *f, int64_t i) {
     return f->model.config.score ? f->rows[i].values : f->rows[i].logp;
 }
 
-/* Values are of all tokens. */
+/* A reward model has a value for every token, a language model a log-prob for each label. */
 static inline int has_output(const reference *f, int64_t i, int64_t t) {
     return f->model.config.score || is_target(&f->rows[i], t);
 }
 
-/* Of supervised tokens of all rows. */
+/* Compares the dump's log-probs (of_dump), or those of f's last run, with `wanted`. */
 static inline likeness compare_logp(const reference *f, double *const *wanted, int of_dump) {
     likeness l = {0};
     for (int64_t i = 0; i < f->count; i++)
@@ -128,16 +129,16 @@ static inline likeness compare_logp(const reference *f, double *const *wanted, i
 
 static inline double limit_at(double ratio, double noise) {
     double limit = 4 * noise * ratio;
-    return limit > 1e-7 ? limit : 1e-7; /* inner products see half of the digits */
+    return limit > 1e-7 ? limit : 1e-7; /* distances from squares have half of the digits */
 }
 
 static inline double limit_of(const truth *t, double noise) {
     return limit_at(t->ratio, noise);
 }
 
-/* Numbers in float64 may be made of others: transformers computes norms, softmaxes and rotary
-   angles in float32 whatever the type of parameters. What that explains is no mistake, and no
-   evidence of none. */
+/* A dump in float64 may come from float32: transformers computes norms, softmaxes and rotary
+   angles in float32 whatever the type of parameters. A distance that this explains proves
+   neither a mistake nor its absence, so the verdict becomes insufficient. */
 static inline void doubt_float32(const truth *t, double distance, double noise, double angles,
                                  verdict *v) {
     double limit = limit_at(0x1p-15, noise) + angles;
@@ -155,21 +156,22 @@ static inline void doubt_float32(const truth *t, double distance, double noise, 
 
 /* ---- rotary angles in float32 ---- */
 
-/* How far angles in float32 take numbers, which grows with the position, unlike what the limit is
-   measured by. Asked where a number is beyond the limit alone: it takes as long as the model. */
+/* Opens t->turned, once. The error of float32 angles grows with the position, and the distance
+   of bf16 does not contain it. It is measured only beyond the limit: it takes as long as the
+   model. 0; 1: the dump's type is coarser than float32; -1 with d->error. */
 static inline int angles_begin(truth *t) {
     int status;
     if (t->ratio > 0x1p-15) return 1;
     if (t->turned.d) return 0;
     status = reference_open(&t->turned, t->d, t->folder, t->adapter, seqpar_device_reference());
     if (status) return -1;
-    /* Pair i of d / 2 turns by theta^(-2i / d): pair 1 is off by 2^-25 of itself, as its angles
-       are in float32, and later ones, which turn less, by more. */
+    /* Pair i of d / 2 has the frequency theta^(-2i / d), which this theta changes by i 2^-25 of
+       itself: float32's rounding at pair 1, more at later pairs, whose angles are smaller. */
     t->turned.model.config.rope_theta *= 1 + 0x1p-26 * (double)t->turned.model.config.head_dim;
     return 0;
 }
 
-/* What is added to limits for it: *more. 0, or -1 with d->error. */
+/* *more: what float32 angles add to the limit of log-probs. 0, or -1 with d->error. */
 static inline int angles_logp(truth *t, double *const *right, double *more) {
     likeness l;
     int status = angles_begin(t);
@@ -208,7 +210,7 @@ static inline void say_worst_logp(verdict *v, const reference *f) {
                 dumped_logp(f, row)[token], f->logp[row][token]);
 }
 
-/* Ways that give the log-probs of the dump and not the right ones. */
+/* Names the mistakes that give the dump's log-probs and not the right ones. */
 static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
     untried late = {.count = 0};
     for (int i = 0; i < WRONG_WAYS; i++) {
@@ -249,8 +251,8 @@ static inline void free_logp(double **logp, int64_t count) {
     free(logp);
 }
 
-/* A row that does not say where documents begin may hold several: then one that is not as a
-   single document has it is no evidence. */
+/* A row without cu_seqlens may hold several documents. That its numbers are not those of one
+   document is then no evidence of a mistake. 1: the verdict is insufficient. */
 static inline int doubt_packing(const truth *t, verdict *v) {
     for (int64_t i = 0; i < t->exact.count; i++) {
         if (t->exact.rows[i].docs) continue;
@@ -262,6 +264,8 @@ static inline int doubt_packing(const truth *t, verdict *v) {
     return 0;
 }
 
+/* Angles in float32 and mistakes are tried only beyond the limit, since each takes a pass of
+   the model. Such angles are part of float32's limit; for float64 see doubt_float32. */
 static inline int judge_logp(truth *t, stage *s, double *const *right) {
     likeness l = compare_logp(&t->exact, right, 1);
     double distance = distance_from(&l, 1), angles = 0;
@@ -292,7 +296,7 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
 
 /* ---- gradients ---- */
 
-/* All grad. tensors that the model has, put together. */
+/* Reads the grad. tensors of all trained parameters to t->got. */
 static inline int truth_gradients(truth *t, stage *s, double tolerance) {
     const seqpar_llama *m = reference_learns(&t->exact);
     t->got = (double *)calloc((size_t)m->elements + 1, sizeof *t->got);
@@ -314,7 +318,7 @@ static inline int truth_gradients(truth *t, stage *s, double tolerance) {
     return 0;
 }
 
-/* Tensor by tensor, of those that the dump has. */
+/* Inner products tensor by tensor and in all, for tensors of t->have. 0, or -1: no memory. */
 static inline int compare_gradients(const truth *t, const double *got, const double *wanted,
                                     gradient_check *c) {
     const seqpar_llama *m = reference_learns(&t->exact);
@@ -337,8 +341,8 @@ static inline int compare_gradients(const truth *t, const double *got, const dou
 
 static inline double best_factor(const likeness *l) { return l->got_want / l->want_want; }
 
-/* One way of the step: its gradient against the dump's, with any factor. 1: it is that, and not
-   the right one; 0: it is not; -1 with d->error. */
+/* Tries one mistake. 1: its gradient times *factor is the dump's, and is no multiple of the
+   right one; 0: not so; -1 with d->error. */
 static inline int try_gradient(truth *t, gradient_check *c, const double *right,
                                const reference_way *way, double *const *seeds, double *factor) {
     likeness from_right;
@@ -350,7 +354,7 @@ static inline int try_gradient(truth *t, gradient_check *c, const double *right,
     if (compare_gradients(t, t->got, t->exact.gradient, c)) return -1;
     *factor = best_factor(&c->all);
     none = square(t->gradient_limit) * from_right.want_want;
-    if (from_right.got_got <= none && c->all.got_got <= none) { /* all that is learnt cancels */
+    if (from_right.got_got <= none && c->all.got_got <= none) { /* both cancel to about 0 */
         *factor = 1;
         return 1;
     }
@@ -358,7 +362,8 @@ static inline int try_gradient(truth *t, gradient_check *c, const double *right,
            distance_from(&from_right, best_factor(&from_right)) > 2 * t->gradient_limit;
 }
 
-/* Log-probs that a wrong forward pass makes its seeds of: those of the dump, or its own. */
+/* Sets the log-probs that a mistake's seeds are made of: the dump's or, without these, those of
+   the mistake's own forward pass. */
 static inline int way_logp(truth *t, const reference_way *way, seed_set *seeds) {
     if (t->dumped) seeds->logp = t->dumped;
     if (t->dumped || !way_is_of_forward(way)) return 0;
@@ -367,7 +372,8 @@ static inline int way_logp(truth *t, const reference_way *way, seed_set *seeds) 
     return 0;
 }
 
-/* Whether the dump's gradient is of a way that is no mistake: 1, said in v. */
+/* Tries variants of the seeds that are no mistake. 1: one gives the dump's gradient, said in v;
+   0: none does; -1 with d->error. */
 static inline int accept_gradient(truth *t, verdict *v, gradient_check *c,
                                   const seed_set *seeds) {
     for (int i = 1; i < seed_ways(t->d); i++) {
@@ -412,7 +418,7 @@ static inline int name_model_way(truth *t, verdict *v, gradient_check *c, const 
     return 0;
 }
 
-/* Ways that give the gradient of the dump, up to a factor, and not the right one. */
+/* Names the mistakes that give the dump's gradient, up to a factor, and not the right one. */
 static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
                                      const double *right, const seed_set *seeds) {
     untried late = {.count = 0};
@@ -435,7 +441,8 @@ static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
     return 0;
 }
 
-/* A wrong gradient that nothing explains may be of a ratio beside the clip's edge. */
+/* A wrong gradient that no mistake explains is insufficient if PPO ratios lie at the clip's
+   edge, where rounding turns a token's gradient on or off. */
 static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *seeds) {
     int64_t near = 0;
     if (t->d->facts.objective != DUMP_PPO || v->count) return;
@@ -448,6 +455,8 @@ static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *s
                 (long long)near, t->dumped ? "" : "; dump logp");
 }
 
+/* One factor on all tensors is a mistake of scale, found without computing the mistakes'
+   gradients. Factors of single tensors are named only if no mistake explains the gradient. */
 static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
                                        const double *right, const seed_set *seeds,
                                        double factor) {
@@ -462,7 +471,7 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
         judge_factor(c);
         if (!s->v.count && seeds_are_of_all_tokens(seeds, factor, c->tolerance))
             verdict_name(&s->v, mistake_named("all_tokens_counted"));
-        /* KTO's slope is the same on both sides of z, but for the sign */
+        /* KTO: swapping desirable changes only the sign of the gradient */
         if (t->d->facts.objective == DUMP_KTO && fabs(factor + 1) <= c->tolerance)
             verdict_name(&s->v, mistake_named("desirable_swapped"));
         return 0;
@@ -480,7 +489,7 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     return 0;
 }
 
-/* As angles_logp. */
+/* *more: what float32 angles add to the limit of gradients. 0, or -1 with d->error. */
 static inline int angles_gradient(truth *t, const double *right, const seed_set *seeds,
                                   double *more) {
     gradient_check c = {.d = t->d};
@@ -494,6 +503,8 @@ static inline int angles_gradient(truth *t, const double *right, const seed_set 
     return status < 0 ? -1 : 0;
 }
 
+/* Judges one distance over all tensors, since the limit is measured of that. Angles in float32
+   count as in judge_logp. */
 static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
                                        const seed_set *seeds) {
     gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};
@@ -545,10 +556,10 @@ static inline int truth_logp(truth *t, stage *s, double *const *right) {
     return judge_logp(t, s, right);
 }
 
-/* The right gradient and how far the rounded one is from it. Seeds are made of the dump's
-   log-probs if these are right: what a framework rounds away of them is no mistake of its
-   gradient. Else of the reference's, and the rounded ones of rounded log-probs. 1: there is
-   none. */
+/* Computes the right gradient, and the limit from the bf16 one. Seeds are made of the dump's
+   log-probs if these are right: their rounding is no mistake of the gradient. Else each
+   reference's seeds are made of its own log-probs. 1: the dump lacks what seeds are made of; 0,
+   or -1 with d->error. */
 static inline int truth_limits(truth *t, double *const *logp, double *right, seed_set *seeds) {
     gradient_check c = {.d = t->d};
     int status;
@@ -574,7 +585,7 @@ static inline int truth_limits(truth *t, double *const *logp, double *right, see
     return status;
 }
 
-/* All tensors count for the limit, whichever the dump has. */
+/* The limit is measured over all tensors, also those that the dump lacks. */
 static inline int truth_limits_of_all(truth *t, double *const *logp, double *right,
                                       seed_set *seeds) {
     char *have = t->have;
@@ -588,7 +599,8 @@ static inline int truth_limits_of_all(truth *t, double *const *logp, double *rig
 
 /* ---- the loss ---- */
 
-/* The model's log-probs, or values of RM, for rows that have none; what they have is kept. */
+/* Lets rows without log-probs (of RM, without values and scores) borrow the model's; take_back
+   undoes it. */
 static inline void lend_logp(const reference *f, double *const *logp, int take_back) {
     for (int64_t i = 0; i < f->count; i++) {
         dump_row *row = &f->rows[i];
@@ -598,7 +610,8 @@ static inline void lend_logp(const reference *f, double *const *logp, int take_b
     }
 }
 
-/* How far log-probs within their limit may move the loss, whose slopes by them are the seeds. */
+/* How far log-probs within their limit may move the loss, by Cauchy-Schwarz: its slopes are the
+   seeds. */
 static inline double loss_apart(const truth *t, double *const *logp, const seed_set *seeds) {
     double slopes = 0, all = 0;
     for (int64_t i = 0; i < t->exact.count; i++)
@@ -609,8 +622,8 @@ static inline double loss_apart(const truth *t, double *const *logp, const seed_
     return sqrt(slopes * all) * t->logp_limit;
 }
 
-/* Stage LOSS of a dump without log-probs: what its ranks report is compared with the model's.
-   0, or -1 with d->error. */
+/* Stage LOSS of a dump without log-probs: compares the losses that ranks report with the loss
+   of the model's log-probs. 0, or -1 with d->error. */
 static inline int truth_loss(truth *t, stage *s, double *const *logp, const seed_set *seeds) {
     static loss_parts parts; /* large */
     dump *d = t->d;
@@ -634,11 +647,13 @@ static inline int truth_loss(truth *t, stage *s, double *const *logp, const seed
 
 /* ---- all of it ---- */
 
-/* Of gradients that a model alone does not judge. */
+/* Notes what the stage lacks, unless it was judged or lacks something already. */
 static inline void truth_lacks(stage *s, const char *what) {
     if (!s->judged && !*s->lacks) snprintf(s->lacks, sizeof s->lacks, "%s", what);
 }
 
+/* Log-probs come first: their verdict decides which log-probs the gradient's seeds are made of.
+   t->more takes logp over. */
 static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     double **logp, *right;
     seed_set seeds = {.f = &t->exact};
@@ -672,7 +687,7 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     return status < 0 ? -1 : 0;
 }
 
-/* A dump's gradients are of what --model and --adapter say learns. 0, or -1 with d->error. */
+/* Refuses a dump with gradients of adapters if --adapter is missing. 0, or -1 with d->error. */
 static inline int truth_kind(dump *d, const char *adapter) {
     for (int64_t r = 0; r < d->world && !adapter; r++)
         for (int64_t i = 0; i < seqpar_safetensors_count(d->ranks[r].file); i++) {
@@ -687,10 +702,10 @@ static inline int truth_kind(dump *d, const char *adapter) {
     return 0;
 }
 
-/* Stages LOG_PROBS and GRADIENTS, and LOSS if the dump has no log-probs, against the model in
-   `folder`, of which all learns, or adapters alone where there is a folder of them; more: NULL,
-   or takes what they were judged by. 0; 1: slow.h disagrees with the reference, so there is no verdict; or -1 with
-   d->error. */
+/* Judges LOG_PROBS and GRADIENTS, and LOSS if the dump has no log-probs, by the model in
+   `folder`. adapter: the folder of adapters, if these alone are trained; NULL: all weights are.
+   more: gets the details; may be NULL. 0; 1: slow.h disagrees with the reference, so there is
+   no verdict; -1 with d->error. */
 static inline int check_truth(stage *stages, dump *d, const char *folder, const char *adapter,
                               double tolerance, double budget, details *more) {
     truth t = {.d = d, .folder = folder, .adapter = adapter, .budget = budget, .more = more};

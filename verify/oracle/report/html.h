@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* html.h - verdicts as one page that needs nothing but itself: what is right and wrong, which
- * mistakes, and pictures of where. It is well-formed as XML, too. */
+/* html.h - a verdict as a self-contained HTML page: what is right and wrong, which mistakes,
+ * and pictures of where. The page is also well-formed XML. */
 #ifndef ORACLE_HTML_H
 #define ORACLE_HTML_H
 #include "report_pictures.h"
@@ -57,9 +57,9 @@ static const char html_style[] =
     "@media print{body{font-size:12px}main{padding:0}svg{min-width:0}"
     ".scroll{overflow:visible}tr,.mistake{break-inside:avoid}h2,h3{break-after:avoid}}";
 
-/* ---- words ---- */
+/* ---- text ---- */
 
-/* A right step whose gradients were not judged has no green one. */
+/* The badge of a right step is not green if gradients were not judged. */
 static inline void put_badge(FILE *out, const report *r) {
     int unjudged = r->v->kind == VERDICT_RIGHT && !r->stages[GRADIENTS].judged;
     fprintf(out, "<h1 class=\"badge %s%s\">", verdict_word(r->v), unjudged ? " unjudged" : "");
@@ -155,7 +155,7 @@ static inline void put_mistake(FILE *out, const mistake *m, const stage *stages)
     fprintf(out, "</dl></section>\n");
 }
 
-/* Those of the headline first, then what other stages say. */
+/* Explains the headline's mistakes first, then those that other stages name. */
 static inline void put_mistakes(FILE *out, const report *r) {
     verdict all = *r->v;
     for (int i = 0; i < STAGES; i++)
@@ -177,7 +177,7 @@ static inline void put_mistakes(FILE *out, const report *r) {
     for (int i = 0; i < all.count; i++) put_mistake(out, all.named[i], r->stages);
 }
 
-/* ---- all of it ---- */
+/* ---- the page ---- */
 
 static inline void put_head(FILE *out, const report *r) {
     fprintf(out, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n<meta "
@@ -188,7 +188,7 @@ static inline void put_head(FILE *out, const report *r) {
             html_style);
 }
 
-/* As report_write wants it. */
+/* `put` of report_write. 0, or -1 with the error. */
 static inline int html_put(FILE *out, const report *r, seqpar_error *error) {
     dump d;
     int status = dump_open(&d, r->folder);

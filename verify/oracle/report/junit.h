@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* junit.h - verdicts as JUnit's XML, as test reports of CI take it: one suite, a case a stage.
- * Wrong is a failure; not judged and insufficient are skipped, marginal is passed and says so.
- */
+/* junit.h - a verdict as JUnit XML, for test reports of CI: one suite, one test case per stage.
+ * Wrong is a failure; not judged and insufficient are skipped; marginal passes, and its
+ * system-out says that it is marginal. */
 #ifndef ORACLE_JUNIT_H
 #define ORACLE_JUNIT_H
 #include "report.h"
@@ -53,7 +53,7 @@ static inline void junit_skipped(FILE *out, const stage *s, const char *needs) {
     fprintf(out, "\"/>\n");
 }
 
-/* What a passed case has to say. */
+/* Verdict and evidence of a case that passed. */
 static inline void junit_output(FILE *out, const verdict *v) {
     fprintf(out, "      <system-out>%s\n", verdict_word(v));
     junit_lines(out, v);
@@ -72,7 +72,7 @@ static inline void junit_case(FILE *out, const stage *s, int i) {
     fprintf(out, "    </testcase>\n");
 }
 
-/* As report_write wants it. */
+/* `put` of report_write. It cannot fail. */
 static inline int junit_put(FILE *out, const report *r, seqpar_error *error) {
     int failures = junit_count(r->stages, junit_fails);
     int skipped = junit_count(r->stages, junit_is_skipped);

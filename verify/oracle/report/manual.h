@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* manual.h - the manual page and the completions of shells, from the tables of verbs and of
- * options that help and parsing come from. */
+/* manual.h - prints the manual page and shell completions, from the same tables of verbs and
+ * options as help and parsing. */
 #ifndef ORACLE_MANUAL_H
 #define ORACLE_MANUAL_H
 #include "options.h"
@@ -17,7 +17,7 @@ typedef struct manual {
     int verb_count;
     const option *options;
     int option_count;
-    const char *const *shells; /* NULL ends them */
+    const char *const *shells; /* ends with NULL */
 } manual;
 
 static const struct {
@@ -33,12 +33,12 @@ static const struct {
                   {VERDICT_SURVIVED, "a mutant survived"}};
 enum { EXIT_CODES = sizeof exit_codes / sizeof *exit_codes };
 
-/* Whether the verb has the option; "": all have it. */
+/* Whether the verb has the option. An option with verb "" is one of all verbs. */
 static inline int option_is_of(const option *o, const char *verb_name) {
     return !*o->verb || !strcmp(o->verb, verb_name);
 }
 
-/* What a shell offers where a value is to be typed. */
+/* What a shell offers as completion of an option's value. */
 enum { OFFER_NOTHING, OFFER_WORDS, OFFER_FILES, OFFER_FOLDERS };
 static inline int option_offers(const option *o) {
     static const char *const folders[] = {"DUMP", "FOLDER", "DIR"};
@@ -51,7 +51,8 @@ static inline int option_offers(const option *o) {
 
 /* ---- the manual page ---- */
 
-/* Text in roff: hyphens are those of options, and no line is a request. */
+/* Prints text escaped for roff: hyphens stay ASCII, so that options can be copied, and a . or '
+   at the beginning is no request. */
 static inline void roff_print(const char *text) {
     if (*text == '.' || *text == '\'') printf("\\&");
     for (; *text; text++) printf(*text == '-' ? "\\-" : *text == '\\' ? "\\e" : "%c", *text);
@@ -63,7 +64,7 @@ static inline void roff_line(const char *request, const char *text) {
     printf("\n");
 }
 
-/* --name VALUE, bold and italic; NAME alone where it stands without an option. */
+/* Prints --name in bold and VALUE in italics; of a positional argument, NAME in italics. */
 static inline void roff_option(const option *o) {
     printf("%s", o->kind == OPTION_NAME ? "\\fI" : "\\fB");
     if (o->kind != OPTION_NAME) roff_print("--");
@@ -129,7 +130,7 @@ static inline void roff_pairs(const char *title, const char *name, const char *t
     roff_line("", text);
 }
 
-/* Words that stand in the place of a verb. */
+/* Words that can be given instead of a verb. */
 static const struct {
     const char *name, *value, *help;
 } manual_words[] = {{"--help", "", "verbs, or a verb's options"},
@@ -137,6 +138,8 @@ static const struct {
                     {"--completion", "SHELL", "a script for that shell: bash or zsh"}};
 enum { MANUAL_WORDS = sizeof manual_words / sizeof *manual_words };
 
+/* Verbs, options and exit codes come from the tables of --help, so that the two cannot
+   differ. */
 static inline int manual_print(const manual *m) {
     char code[8];
     printf(".\\\" SPDX-License-Identifier: MIT OR Unlicense\n"
@@ -170,7 +173,7 @@ static inline void shell_words(const char *const *words) {
     for (int i = 0; words[i]; i++) printf("%s%s", i ? " " : "", words[i]);
 }
 
-/* What follows an option, or stands without one. */
+/* Prints what bash offers as an option's value or as a positional argument. */
 static inline void bash_offer(const option *o) {
     if (option_offers(o) == OFFER_FOLDERS) printf("of=folders");
     if (option_offers(o) == OFFER_FILES) printf("of=files");
@@ -198,7 +201,7 @@ static inline void bash_values(const manual *m) {
 static inline void bash_verbs(const manual *m) {
     printf("    [ \"$of\" != verb ] || case \"$verb\" in\n");
     for (int k = 0; k < m->verb_count; k++) {
-        const option *first = NULL, *named = NULL; /* of words without a name */
+        const option *first = NULL, *named = NULL; /* first, last positional argument */
         printf("        %s) words=\"--help", m->verbs[k].name);
         for (int i = 0; i < m->option_count; i++) {
             const option *o = &m->options[i];
@@ -220,6 +223,8 @@ static inline void bash_verbs(const manual *m) {
     printf("    esac\n");
 }
 
+/* The script sets `words` to the candidates, or `of` to the kind of value: folders, files,
+   nothing; `verb` means that the word is no option's value. */
 static inline int bash_print(const manual *m) {
     printf("# SPDX-License-Identifier: MIT OR Unlicense\n"
            "# eval \"$(seqpar-verify --completion bash)\"\n"
@@ -248,7 +253,7 @@ static inline int bash_print(const manual *m) {
 
 /* ---- zsh ---- */
 
-/* Within '...' of _arguments or _describe. */
+/* Prints text escaped for '...' of _arguments or _describe. */
 static inline void zsh_text(const char *text) {
     for (; *text; text++)
         if (*text == '\'')
@@ -268,7 +273,7 @@ static inline void zsh_offer(const option *o) {
     printf(")");
 }
 
-/* place: of a word without a name, from 1. */
+/* place: number of a positional argument, from 1. */
 static inline void zsh_option(const option *o, int place) {
     printf(" \\\n            '");
     if (o->kind == OPTION_NAME) {
@@ -282,6 +287,7 @@ static inline void zsh_option(const option *o, int place) {
     printf("'");
 }
 
+/* The script's last line makes it work both as an autoloaded function and with eval. */
 static inline int zsh_print(const manual *m) {
     printf("#compdef seqpar-verify\n# SPDX-License-Identifier: MIT OR Unlicense\n"
            "_seqpar-verify() {\n    local -a verbs\n    verbs=(");

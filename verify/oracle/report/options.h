@@ -17,26 +17,27 @@ typedef enum option_kind {
     OPTION_LIST,   /* option_list: numbers with commas between */
     OPTION_TEXT,   /* const char * */
     OPTION_WORD,   /* const char *, one of the option's words */
-    OPTION_NAME    /* const char *: what stands without an option */
+    OPTION_NAME    /* const char *: a positional argument */
 } option_kind;
 
 typedef struct option_list {
-    double *values; /* room of the caller's */
+    double *values; /* the caller's array of `most` */
     int64_t most, count;
 } option_list;
 
 typedef struct option {
-    const char *verb, *name, *value; /* value: what it is called in help */
+    const char *verb, *name, *value; /* value: its name in help, such as FILE */
     option_kind kind;
     void *to;
     const char *help;
     int given;
-    /* NULL ends them. Those of OPTION_WORD are all that there are; others are what a shell
-       offers. */
+    /* Ends with NULL. OPTION_WORD accepts only these words. For other kinds a shell offers
+       the words, but other values are accepted, too. */
     const char *const *words;
 } option;
 
-/* What was typed, for one line of a terminal; until the second call from here. */
+/* The user's text, escaped to be shown in one line of a terminal. Two buffers alternate:
+   a text is valid until the second next call. */
 static inline const char *option_shown(const char *text) {
     static char shown[2][64];
     static int turn;
@@ -44,7 +45,7 @@ static inline const char *option_shown(const char *text) {
     return seqpar_escape(shown[turn], sizeof shown[turn], text);
 }
 
-/* 0, or -1 where the text is no number, or goes on after one (end NULL: it may not). */
+/* Parses a number. end: gets what follows the number; NULL: nothing may follow. 0, or -1. */
 static inline int option_number(const char *text, double *x, const char **end) {
     char *rest;
     errno = 0;
@@ -54,7 +55,7 @@ static inline int option_number(const char *text, double *x, const char **end) {
     return errno == ERANGE && isinf(*x) ? -1 : 0;
 }
 
-/* 0, or -1 with the place where it is wrong. */
+/* Parses numbers with commas between. 0, or -1 with *at where the text is wrong. */
 static inline int option_list_read(option_list *list, const char *text, const char **at) {
     for (list->count = 0; list->count < list->most; text++) {
         *at = text;
@@ -78,7 +79,7 @@ static inline void option_words(const option *o, char *text, size_t size) {
                                  o->words[i]);
 }
 
-/* What help says of it: its words, too, where they are all that there are. */
+/* The option's text in help; of OPTION_WORD, with the words that it accepts. */
 static inline void option_text(const option *o, char *text, size_t size) {
     char words[300] = "";
     if (o->kind == OPTION_WORD) option_words(o, words, sizeof words);
@@ -97,7 +98,7 @@ static inline int option_set_word(option *o, const char *text) {
     return -1;
 }
 
-/* 0, or -1 with one sentence on stderr. */
+/* Parses an option's value by its kind. 0, or -1 with one sentence on stderr. */
 static inline int option_set(option *o, const char *text) {
     const char *at = text;
     double x;
@@ -138,8 +139,8 @@ static inline option *option_named(option *options, int count, const char *verb,
     return NULL;
 }
 
-/* The option that a name too many may have been meant for: it takes what the name is. NULL:
-   none. */
+/* The option whose value a surplus positional argument may be: in help the value has the name
+   of one of the verb's positional arguments, as --want DUMP. NULL: none. */
 static inline const option *option_meant(const option *options, int count, const char *verb,
                                          const char *text) {
     for (int i = 0; *text != '-' && i < count; i++)

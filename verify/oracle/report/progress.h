@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* progress.h - how far long work has come, in one line on stderr: where stderr is a terminal, and
- * once a second has gone by. It is wiped when the work ends. Work within work is not shown: the
- * outermost has the line. */
+/* progress.h - a progress bar in one line on stderr, if stderr is a terminal and the program
+ * has worked for a second. It is wiped when the work ends. Of nested work only the outermost is
+ * shown. */
 #ifndef ORACLE_PROGRESS_H
 #define ORACLE_PROGRESS_H
 #include "trainer/log/progress.h" /* the trainers' */
@@ -9,7 +9,7 @@
 static struct {
     const char *stage;
     int64_t done, total;
-    double first, began, drawn; /* of all work, of this, of the line; 0: never */
+    double first, began, drawn; /* times: first work began, this began, last drawn; 0: never */
     int depth, shown;
 } bar;
 
@@ -48,7 +48,7 @@ static inline void bar_draw(void) {
     bar.shown = 1;
 }
 
-/* Draws it where it is due. Threads may call it. */
+/* Draws the bar if it is time to. Threads may call it. */
 static inline void bar_touch(void) {
     if (!bar.depth || !isatty(STDERR_FILENO)) return;
 #ifdef _OPENMP
@@ -66,7 +66,7 @@ static inline void bar_begin(const char *stage, int64_t total) {
     if (bar.first == 0) bar.first = bar.began;
 }
 
-/* So much more of the work that was begun last. */
+/* Adds to what is done of the outermost work; within nested work, adds nothing. */
 static inline void bar_step(int64_t more) {
     if (bar.depth == 1) bar.done = bar.done + more < bar.total ? bar.done + more : bar.total;
     bar_touch();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* report.h - what reports that are files have in common: what they tell of, text escaped for
- * XML and HTML, a file written whole or not at all. */
+/* report.h - what the HTML and JUnit reports share: their contents, text escaped for XML and
+ * HTML, and a file that is written completely or not at all. */
 #ifndef ORACLE_REPORT_H
 #define ORACLE_REPORT_H
 #include <limits.h>
@@ -8,16 +8,17 @@
 #include "oracle/gradient/gradients.h"
 
 typedef struct report {
-    const char *folder, *wanted, *model; /* as given; NULL: not */
+    const char *folder, *wanted, *model; /* as given; NULL: not given */
     const stage *stages;                 /* (STAGES) */
-    const verdict *v;                    /* of all */
-    const char *said; /* what was judged and what not; "": the verdict is all */
+    const verdict *v;                    /* on all stages together */
+    const char *said; /* what was judged and what not; "": the verdict's title says it */
     const details *more;
 } report;
 
 /* ---- text ---- */
 
-/* For an element's text and an attribute's; what may not stand in it as \x1b. */
+/* Escapes text for XML elements and attributes. Bytes that XML does not allow become text such
+   as \x1b. */
 static inline void put_text(FILE *out, const char *text) {
     static const char marks[] = "&<>\"'";
     static const char *const entities[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
@@ -45,21 +46,21 @@ static inline void put_headline(FILE *out, const report *r) {
 
 /* ---- files ---- */
 
-/* Whether a report may be written there: there is nothing, or an earlier report, which begins
-   like this. */
+/* Whether a report may be written to path: nothing is there, or an empty file, or an earlier
+   report, which starts with `begin`. */
 static inline int report_may_replace(const char *path, const char *begin) {
     struct stat is;
     char had[16] = "";
     size_t length = strlen(begin), count;
     FILE *in;
-    if (stat(path, &is) || !S_ISREG(is.st_mode)) return 1; /* refused where it is written */
+    if (stat(path, &is) || !S_ISREG(is.st_mode)) return 1; /* if no file: writing fails */
     if (!(in = fopen(path, "rb"))) return 1;
     count = fread(had, 1, length, in);
     fclose(in);
     return !count || (count == length && !memcmp(had, begin, length));
 }
 
-/* "a/b" -> "/.../a/b"; what is not there yet counts as well. 0, or -1: its folder is not. */
+/* "a/b" -> "/.../a/b"; the file need not exist. 0, or -1: its folder does not exist. */
 static inline int report_path(const char *path, char *to, size_t size) {
     const char *name = strrchr(path, '/');
     char folder[PATH_MAX], whole[PATH_MAX];
@@ -76,7 +77,7 @@ static inline int reports_are_same(const char *a, const char *b) {
                              !report_path(b, two, sizeof two) && !strcmp(one, two));
 }
 
-/* Writes what `put` says of the report. 0, or -1 with the error set. */
+/* Writes to path what `put` prints. 0, or -1 with the error set. */
 static inline int report_write(const char *path, const report *r,
                                int (*put)(FILE *out, const report *r, seqpar_error *error),
                                seqpar_error *error) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* report_pictures.h - pictures of a report: which rows are shown, each with title, legend and what one
- * sees in it; and gradients, tensor by tensor. */
+/* report_pictures.h - pictures of a report: selected rows, each with title, legend and a
+ * description in words; and gradients, tensor by tensor. */
 #ifndef ORACLE_REPORT_PICTURES_H
 #define ORACLE_REPORT_PICTURES_H
 #include "row_picture.h"
@@ -15,8 +15,8 @@ typedef struct gallery {
     dump *d;
     int64_t rows, shown;
     char *bad, *show;         /* (rows) */
-    double within, low, most; /* of log-probs' errors: one scale for all rows */
-    double squares, labels;   /* of the right ones */
+    double within, low, most; /* as in strips: one scale of log-prob errors for all rows */
+    double squares, labels;   /* right log-probs: sum of squares, count */
 } gallery;
 
 static inline strips strips_of(const gallery *g, int64_t i, const dump_row *row) {
@@ -37,8 +37,8 @@ static inline int read_row(const gallery *g, int64_t i, dump_row *row) {
     return dump_read_row(g->d, i / g->d->accumulation, i % g->d->accumulation, row, &found);
 }
 
-/* What is wrong in a row, and its part in the scale of colours; *worst: the row with the
-   largest error so far. */
+/* Notes whether something is wrong in a row, and extends the scale of colours to its errors.
+   *worst: the row with the largest error so far. */
 static inline void survey_row(gallery *g, const strips *s, int64_t *worst) {
     for (int m = 0; m < MARKS; m++)
         if (mark_counts(s, m) && tally_of(s, marks[m].is).count) g->bad[s->number] = 1;
@@ -55,7 +55,7 @@ static inline void survey_row(gallery *g, const strips *s, int64_t *worst) {
     }
 }
 
-/* Up to ROWS_SHOWN: where something is wrong, then from the first. */
+/* Selects up to ROWS_SHOWN rows: first those with something wrong, then others. */
 static inline void choose_rows(gallery *g, int64_t worst) {
     if (worst >= 0 && g->r->stages[LOG_PROBS].v.kind == VERDICT_WRONG) g->bad[worst] = 1;
     for (int bad = 1; bad >= 0; bad--)
@@ -78,7 +78,7 @@ static inline int survey(gallery *g) {
     choose_rows(g, worst);
     g->within = g->r->more->logp_limit * sqrt(g->squares / (g->labels > 0 ? g->labels : 1));
     if (g->within < 1e-12) g->within = 1e-12;
-    if (g->most < 30 * g->within) g->most = 30 * g->within; /* rounding stays pale */
+    if (g->most < 30 * g->within) g->most = 30 * g->within; /* small errors stay pale */
     g->low = g->most / 1000 > g->within ? g->most / 1000 : g->within;
     return 0;
 }
@@ -89,7 +89,7 @@ static inline double lane_height(const strips *s) {
     return s->d->sp <= 16 ? 12 : s->d->sp < 192 ? 192.0 / (double)s->d->sp : 1;
 }
 
-/* Strips from top to bottom; the height that they take. With draw 0: that alone. */
+/* Draws the strips from top to bottom. Returns where they end; draw 0: returns only that. */
 static inline double put_lanes(strips *s, const tally *y, int draw) {
     double at = 54, lane = lane_height(s);
     for (int m = 0; m < MARKS; m++)
@@ -205,7 +205,7 @@ static inline void say_heat(const strips *s) {
     fprintf(s->out, ".</p>\n");
 }
 
-/* What one sees. */
+/* Says in words what the marks show. */
 static inline void say_marks(const strips *s, const tally *y) {
     const char *before = "";
     int64_t all = 0;
@@ -245,6 +245,8 @@ static inline void put_row(strips *s) {
     fprintf(s->out, "</figcaption></figure>\n");
 }
 
+/* A row without index, or without a token, gets a sentence in place of a picture. 0, or -1
+   with d->error. */
 static inline int put_chosen(gallery *g) {
     fprintf(g->out, "<h2>Who holds which token, and what is wrong where</h2>\n<p "
                     "class=\"note\">From left to right the tokens of a row as it was before "
@@ -307,7 +309,8 @@ static inline double distance_of(const details *of, int64_t i) {
 /* NaN is farther than anything. */
 static inline int is_farther(double a, double b) { return isnan(a) ? !isnan(b) : a > b; }
 
-/* Of many those that are farthest off, in the file's order. */
+/* Whether tensor i is shown: it is among the TENSORS_SHOWN farthest. Of equals the earlier
+   ones are. */
 static inline int chart_shows(const details *of, int64_t i) {
     int64_t before = 0;
     for (int64_t k = 0; of->n > TENSORS_SHOWN && k < of->n; k++)
@@ -394,6 +397,7 @@ static inline void put_chart(chart *c) {
     fprintf(c->out, "</svg></div>\n");
 }
 
+/* A tensor whose distance is NaN counts as beyond the limit, and as the farthest. */
 static inline void put_gradients(FILE *out, const report *r) {
     chart c = {.out = out, .of = r->more};
     int64_t n = r->more->n, beyond = 0, worst = 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* row_picture.h - a row of the step as a picture (SVG): who holds which token, and under it, token
- * by token, what is wrong by the rules of checks.h. A column is a token, or several. */
+/* row_picture.h - a row of the step as a picture (SVG): which rank holds which token, and
+ * below, token by token, what is wrong by the rules of checks.h. A column is one token or
+ * several. */
 #ifndef ORACLE_ROW_PICTURE_H
 #define ORACLE_ROW_PICTURE_H
 #include "report.h"
@@ -14,13 +15,13 @@ typedef struct strips {
     const stage *stages;
     const dump_row *row;
     int64_t number, first;    /* of the row in the step; the first rank that shares it */
-    int64_t columns, per;     /* tokens a column */
-    int64_t cuts;             /* within documents */
-    int32_t *held;            /* (columns, sp + 1) tokens of the column on ranks before */
-    int32_t *holders;         /* (tokens) rows of ranks that have it */
-    signed char *heat;        /* (columns) of one rank */
-    const double *right;      /* log-probs; NULL: not judged */
-    double within, low, most; /* their errors: right for sure, where colours begin and end */
+    int64_t columns, per;     /* per: tokens of a column */
+    int64_t cuts;             /* tokens that row_is_cut finds */
+    int32_t *held;            /* (columns, sp + 1) tokens of a column on all ranks before one */
+    int32_t *holders;         /* (tokens) how often ranks' index tensors have the token */
+    signed char *heat;        /* (columns) HEAT_..., or a level; of the rank that is drawn */
+    const double *right;      /* right log-probs; NULL: not judged */
+    double within, low, most; /* log-prob errors: limit of rounding; ends of the colour scale */
 } strips;
 
 /* ---- what is wrong ---- */
@@ -52,7 +53,7 @@ static const struct mark {
     {"cut, no label", "no label at a cut, though its neighbours have one", LABELS, mark_gap}};
 enum { MARKS = sizeof marks / sizeof *marks };
 
-/* What a stage passed is no mark: one masked token may lie at a cut. */
+/* A stage that passed has no marks: mark_gap also finds a masked token that lies at a cut. */
 static inline int mark_counts(const strips *s, int m) {
     const stage *of = &s->stages[marks[m].stage];
     return of->judged && of->v.kind != VERDICT_RIGHT;
@@ -81,7 +82,7 @@ static inline int heat_of(const strips *s, int64_t t) {
     return level < 1 ? 1 : level > HEAT_MOST ? HEAT_MOST : level;
 }
 
-/* ---- where it is ---- */
+/* ---- where marks are ---- */
 
 typedef struct tally {
     int64_t count, first, at_cuts, ranks;
@@ -127,7 +128,7 @@ static inline void tally_say(FILE *out, const tally *y, const strips *s) {
         fprintf(out, "; on %lld of %lld ranks", (long long)y->ranks, (long long)s->d->sp);
     else if (y->ranks)
         fprintf(out, "; on ranks %s", y->which);
-    if (4 * s->cuts > s->row->tokens) return; /* what is not next to one? */
+    if (4 * s->cuts > s->row->tokens) return; /* so many that most tokens are next to one */
     if (y->at_cuts == y->count)
         fprintf(out, "; %snext to a cut", y->count > 1 ? "all of them " : "");
     if (y->at_cuts && y->at_cuts < y->count)
@@ -142,7 +143,8 @@ static inline void strips_close(strips *s) {
     free(s->heat);
 }
 
-/* Ranks that change from token to token would show as moire: then a column has one of each. */
+/* If the rank changes from token to token, a column has a multiple of sp tokens: other widths
+   would show a moire pattern. */
 static inline void strips_columns(strips *s) {
     int64_t turns = 0, tokens = s->row->tokens, sp = s->d->sp;
     s->per = (tokens + STRIP_COLUMNS - 1) / STRIP_COLUMNS;
@@ -163,7 +165,8 @@ static inline int strips_holders(strips *s, int64_t micro) {
     return 0;
 }
 
-/* Of s->row, which has places. 0, or -1 with d->error. To be closed in either case. */
+/* Prepares the picture of s->row, whose rank array is set. 0, or -1 with d->error. Call
+   strips_close in either case. */
 static inline int strips_open(strips *s) {
     const dump_row *row = s->row;
     int64_t wide = s->d->sp + 1;
@@ -189,13 +192,14 @@ static inline double x_of(const strips *s, int64_t token) {
     return STRIP_LEFT + STRIP_WIDE * (double)token / (double)s->row->tokens;
 }
 
-/* Columns a to b - 1, as a piece of a path. */
+/* Adds a box of columns a to b - 1 to an SVG path. */
 static inline void put_box(const strips *s, int64_t a, int64_t b, double y, double height) {
     fprintf(s->out, "M%.2f %.2fH%.2fV%.2fH%.2fz", x_of(s, a * s->per), y, x_of(s, b * s->per),
             y + height, x_of(s, a * s->per));
 }
 
-/* Of eight ranks colours that differ for most eyes; of more, turns of the colour wheel. */
+/* The first eight ranks have colours that most people can tell apart. The others have hues at
+   equal steps round the colour wheel. */
 static inline const char *rank_colour(char text[40], int64_t member) {
     static const char *const few[] = {"#6c9bd2", "#f0a04b", "#63b35c", "#b08fd8",
                                       "#45b8b0", "#b58e75", "#e39ac0", "#b5b04a"};
@@ -207,7 +211,8 @@ static inline const char *rank_colour(char text[40], int64_t member) {
     return text;
 }
 
-/* The part of a column that a rank holds, from the top: those of ranks before it come first. */
+/* share: the part of a column's tokens that a rank holds; top: the part of all ranks before it.
+   The column is filled from the top in order of ranks. */
 static inline void column_share(const strips *s, int64_t column, int64_t member, double *top,
                                 double *share) {
     const int32_t *before = s->held + column * (s->d->sp + 1) + member;
@@ -233,7 +238,7 @@ static inline void put_member(const strips *s, int64_t member, double y, double 
     fprintf(s->out, "\"/>\n");
 }
 
-/* In runs that are wide enough, whose they are. */
+/* Writes the rank's number into each run of its tokens that is wide enough. */
 static inline void put_rank_numbers(const strips *s, double y) {
     const int64_t *rank = s->row->rank;
     for (int64_t t = 0, end; t < s->row->tokens; t = end) {
@@ -264,7 +269,8 @@ static inline void put_document(const strips *s, int64_t a, int64_t b, const cha
                 name);
 }
 
-/* Where documents begin, on top and, of a few, through all strips. */
+/* Draws the documents on top and, if they are few, a line through all strips where each
+   begins. */
 static inline void put_documents(const strips *s, double height) {
     const dump_row *row = s->row;
     put_label(s, 11, "document");
@@ -313,7 +319,7 @@ static inline void say_cell(FILE *out, const strips *s, int m, int64_t t) {
                 (long long)label_right(row, t));
 }
 
-/* One cell a column in which something is wrong; data-n: how often. */
+/* Draws a cell in each column where something is wrong; data-n: how often. */
 static inline void put_mark(const strips *s, int m, double y, double height) {
     int wrong = s->stages[marks[m].stage].v.kind == VERDICT_WRONG;
     put_label(s, y + height - 3, marks[m].label);
@@ -351,7 +357,7 @@ static inline void put_heat_level(const strips *s, int level, double y, double h
     if (boxes) fprintf(s->out, "\"/>\n");
 }
 
-/* One line of a rank: how far its log-probs are off. */
+/* Draws a rank's line: how far its log-probs are off. A column shows its largest level. */
 static inline void put_heat(strips *s, int64_t member, double y, double height) {
     for (int64_t c = 0; c < s->columns; c++) s->heat[c] = HEAT_NONE;
     for (int64_t t = 0; t < s->row->tokens; t++) {

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* mutants.h - every mistake that can be planted in a dump made here: does the oracle name it,
- * and does a test of the caller's see it? */
+/* mutants.h - plants each mistake in a generated dump and checks whether the oracle names it
+ * and whether the caller's own test detects it. */
 #ifndef ORACLE_MUTANTS_H
 #define ORACLE_MUTANTS_H
 #include <unistd.h>
 #include "synthetic.h"
 
 typedef struct mutant {
-    const char *name, *objective; /* name "": none, a right step */
+    const char *name, *objective; /* name "": no mistake, a right step */
     verdict_kind kind;
-    int named, among; /* by the oracle; among: of how many */
-    int skipped;      /* it cannot be planted here */
-    int seen;         /* by the caller's command; -1: it was not asked */
-    char other[64];   /* the first name that was given in its place */
+    int named, among; /* named: the verdict names it; among: how many the verdict names */
+    int skipped;      /* it cannot be planted with these sizes */
+    int seen;         /* 1: the caller's command fails on it, 0: it passes, -1: not run */
+    char other[64];   /* if not named: the first mistake that the verdict names */
 } mutant;
 
-/* What the verb is told. */
+/* Inputs of the verb `mutants`. */
 typedef struct mutants_desc {
     const char *command; /* NULL: none */
     made_desc make;
@@ -23,7 +23,8 @@ typedef struct mutants_desc {
     int (*judge)(const char *folder, const char *model, verdict *v);
 } mutants_desc;
 
-/* The caller's test: command WANT GOT, whose exit code 0 means that they agree. */
+/* Whether the caller's test, run as `command WANT GOT`, finds a difference: it ends with an
+   exit code other than 0. */
 static inline int command_fails(const char *command, const char *folder) {
     char line[4096];
     int n = snprintf(line, sizeof line, "%s '%s/want' '%s/got' >/dev/null 2>&1", command,
@@ -38,7 +39,8 @@ static inline void mutant_read(mutant *m, const verdict *v) {
     if (v->count && !m->named) snprintf(m->other, sizeof m->other, "%s", v->named[0]->name);
 }
 
-/* 0, or an exit code with a sentence on stderr. */
+/* Generates a dump with the mistake in a temporary folder, judges it and runs the caller's
+   command on it. 0, or an exit code with a sentence on stderr. */
 static inline int mutant_run(mutant *m, const mutants_desc *desc) {
     char folder[] = "/tmp/seqpar-mutant-XXXXXX", out[64], got[64], model[64];
     made_desc make = desc->make;
@@ -73,7 +75,7 @@ static inline int can_be_planted(const char *objective, const char *name) {
     return !made_plant_find(&plant, &d, name, &d.error);
 }
 
-/* Whether the oracle did what it should. */
+/* Whether the verdict is as expected: a mistake is named, a right step passes. */
 static inline int mutant_is_well(const mutant *m) {
     return *m->name ? m->kind == VERDICT_WRONG && m->named
                     : m->kind == VERDICT_RIGHT && !m->among;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* operations.h - what `seqpar-verify run` computes: one table of operations, from which help,
- * checks and sentences come. */
+/* operations.h - the table of operations of `seqpar-verify run`. Help, checks of inputs and
+ * output are generated from it. */
 #ifndef ORACLE_OPERATIONS_H
 #define ORACLE_OPERATIONS_H
 #include "run_attention.h"
@@ -9,8 +9,8 @@
 
 typedef struct operation {
     const char *name;
-    const char *takes;   /* of every micro-batch, with blanks between */
-    const char *options; /* of its own; the first is to be given */
+    const char *takes;   /* tensors that each micro-batch must have, with blanks between */
+    const char *options; /* its own ones; the first is required, unless a blank precedes it */
     const char *gives, *help;
     int (*make)(run *r); /* 0, or -1 with the error */
 } operation;
@@ -60,10 +60,10 @@ static inline void operations_help(void) {
     }
 }
 
-/* ---- running one ---- */
+/* ---- running an operation ---- */
 
-/* 0, or -1 with the error: the caller says which operation it is. To be closed in either
-   case. */
+/* 0, or -1 with the error, which does not name the operation: the caller does. Call run_close
+   in either case. */
 static inline int operation_run(run *r, const operation *o, const run_desc *desc) {
     memset(r, 0, sizeof *r);
     r->desc = desc;
@@ -79,9 +79,9 @@ static inline int operation_run(run *r, const operation *o, const run_desc *desc
     return run_save(r);
 }
 
-/* ---- what is said of it ---- */
+/* ---- output ---- */
 
-/* The number of a tensor that is one. */
+/* The value of a scalar tensor; NaN if it is neither F64 nor F32. */
 static inline double run_value(const run_tensor *m) {
     double x = NAN;
     float f;
@@ -102,7 +102,7 @@ static inline cJSON *run_tensor_json(const run_tensor *m) {
     return o;
 }
 
-/* names with blanks between */
+/* Appends each of the names, which have blanks between. */
 static inline void json_names(cJSON *list, const char *names) {
     char name[256];
     while (*names) {

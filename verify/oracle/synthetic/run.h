@@ -1,48 +1,49 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* run.h - a dump with some tensors computed anew: what operations (operations.h) put into it,
- * and how it is written, whole or not at all.
+/* run.h - writes a copy of a dump with tensors that an operation (operations.h) computed. The
+ * output folder gets its name only when it is complete.
  *
- * All that is not computed is copied, bytes and metadata. An operation that deals tokens to
- * other ranks makes every tensor itself. */
+ * Tensors and metadata that are not computed are copied. If an operation moves tokens to other
+ * ranks or rows, it makes all tensors of micro-batches, and only `copied` ones of the step are
+ * copied. */
 #ifndef ORACLE_RUN_H
 #define ORACLE_RUN_H
 #include "oracle/verdict/checks.h"
 #include "oracle/dump/write.h"
 
 typedef struct run_desc {
-    const char *operation, *in, *out, *layout, *model, *dtype; /* dtype, model NULL: not said */
+    const char *operation, *in, *out, *layout, *model, *dtype; /* model, dtype: may be NULL */
     int64_t tokens, sp;
     int unmasked;
 } run_desc;
 
 typedef struct run_tensor {
     int64_t rank;
-    seqpar_safetensors_tensor t; /* its name is own memory */
+    seqpar_safetensors_tensor t; /* its name is allocated */
     char *data;
-    int replaced; /* the dump had one of this name there */
+    int replaced; /* the dump has a tensor of this name, which is not copied */
 } run_tensor;
 
-typedef struct run_note { /* metadata of one file, or of all: rank -1 */
+typedef struct run_note { /* metadata of one rank's file; rank -1: of all files */
     int64_t rank;
-    char *key, *value; /* value NULL: it is left out */
+    char *key, *value; /* value NULL: the key is removed */
 } run_note;
 
 typedef struct run {
     const run_desc *desc;
     dump d;
-    dump_row *rows; /* (row_count) replica after replica; NULL: not asked for */
+    dump_row *rows; /* (row_count) replica after replica; NULL: the operation needs none */
     int64_t row_count;
-    int64_t world, sp, accumulation; /* of what is written */
-    int moved;                       /* tokens are on other ranks, so that no row is copied */
-    const char *const *copied; /* how names begin of the step's tensors that are; NULL: none */
+    int64_t world, sp, accumulation; /* of the output */
+    int moved;                       /* tokens move: no tensor of a row is copied */
+    const char *const *copied; /* if moved: prefixes of step tensors to copy; NULL: none */
     run_tensor *made;          /* (count), room for (most) */
     int64_t count, most;
     run_note *notes; /* (note_count), room for (note_most) */
     int64_t note_count, note_most;
     char left_out[240]; /* tensors of the dump that are not written, with blanks between */
-    seqpar_safetensors_dtype real; /* of computed numbers that replace none */
-    char out[1000], partial[1100]; /* the folder, and what it is called while it is written;
-                                      "": there is none */
+    seqpar_safetensors_dtype real; /* of computed numbers, by --dtype or if they replace none */
+    char out[1000], partial[1100]; /* the folder's name; the name while it is written, "": no
+                                      folder is left to remove */
 } run;
 
 static inline int run_no_memory(run *r) {
@@ -50,7 +51,7 @@ static inline int run_no_memory(run *r) {
     return -1;
 }
 
-/* ---- what it takes ---- */
+/* ---- inputs ---- */
 
 /* The first name of a list that a micro-batch lacks; NULL: it has all. */
 static inline const char *run_lacks(run *r, int64_t dp, int64_t micro, const char *names,
@@ -80,7 +81,7 @@ static inline void run_name_list(char *text, size_t size, const char *names) {
     }
 }
 
-/* Every micro-batch has them. 0, or -1 with the error. */
+/* Checks that every micro-batch has these tensors. 0, or -1 with the error. */
 static inline int run_needs(run *r, const char *names) {
     char name[64], list[200];
     for (int64_t n = 0; n < r->d.world / r->d.sp * r->d.accumulation; n++) {
@@ -107,7 +108,8 @@ static inline int run_misplaced(run *r, int64_t n, const dump_places *found) {
     return -1;
 }
 
-/* All rows, every token in its place. 0, or -1 with the error. */
+/* Reads all rows. Fails unless `index` holds each token exactly once. 0, or -1 with the
+   error. */
 static inline int run_rows(run *r) {
     r->row_count = r->d.world / r->d.sp * r->d.accumulation;
     r->rows = (dump_row *)calloc((size_t)r->row_count, sizeof *r->rows);
@@ -122,7 +124,7 @@ static inline int run_rows(run *r) {
     return 0;
 }
 
-/* ---- what is made ---- */
+/* ---- computed tensors ---- */
 
 static inline const run_tensor *run_find(const run *r, int64_t rank, const char *name) {
     for (int64_t i = 0; i < r->count; i++)
@@ -130,7 +132,8 @@ static inline const run_tensor *run_find(const run *r, int64_t rank, const char 
     return NULL;
 }
 
-/* The dump's own of that name; where tokens move, that of any rank. NULL: none. */
+/* The dump's tensor that the new one replaces; NULL: none. If tokens move, rank 0's, since an
+   output rank may not exist in the dump. */
 static inline const seqpar_safetensors_tensor *run_replaced(const run *r, int64_t rank,
                                                             const char *name) {
     return seqpar_safetensors_find(r->d.ranks[r->moved ? 0 : rank].file, name);
@@ -146,7 +149,7 @@ static inline seqpar_safetensors_dtype run_dtype(const run *r,
     return old && dump_is_real(old->dtype) ? old->dtype : r->real;
 }
 
-/* Without a type said: F64 where the dump has any, else F32. */
+/* Sets r->real: --dtype if given; else F64 if any tensor of the dump is F64; else F32. */
 static inline void run_real(run *r) {
     r->real = SEQPAR_SAFETENSORS_F32;
     for (int64_t q = 0; q < r->d.world && !r->desc->dtype; q++)
@@ -156,7 +159,8 @@ static inline void run_real(run *r) {
     if (r->desc->dtype && !strcmp(r->desc->dtype, "float64")) r->real = SEQPAR_SAFETENSORS_F64;
 }
 
-/* t: name (copied), dtype and shape; data is taken over. 0, or -1 with the error. */
+/* Adds a tensor. t: name (copied), dtype and shape. Owns data from here on, also on failure.
+   0, or -1 with the error. */
 static inline int run_keep(run *r, int64_t rank, const seqpar_safetensors_tensor *t,
                            char *data) {
     char *name = strdup(t->name);
@@ -176,7 +180,8 @@ static inline int64_t run_elements(const seqpar_safetensors_tensor *t) {
     return n;
 }
 
-/* What stands there is no number to be written: then with the error. */
+/* Fails if x cannot be written. first: its first element that overflows the dtype, -1: none.
+   infinite: Inf is allowed. 0, or -1 with the error. */
 static inline int run_unfit(run *r, const seqpar_safetensors_tensor *t, const double *x,
                             int64_t first, int infinite) {
     for (int64_t i = 0; first < 0 && i < run_elements(t); i++)
@@ -196,8 +201,8 @@ static inline int run_unfit(run *r, const seqpar_safetensors_tensor *t, const do
     return -1;
 }
 
-/* Numbers; t: name and shape. infinite: Inf may stand there. x is freed. 0, or -1 with the
-   error. */
+/* Adds a tensor of the numbers x, and frees x. t: name and shape. infinite: Inf is allowed.
+   0, or -1 with the error. */
 static inline int run_put(run *r, int64_t rank, const seqpar_safetensors_tensor *t, double *x,
                           int infinite) {
     seqpar_safetensors_tensor as = *t;
@@ -213,7 +218,7 @@ static inline int run_put(run *r, int64_t rank, const seqpar_safetensors_tensor 
     return -1;
 }
 
-/* The same of integers: I64 where an I32 of the dump has no room. */
+/* The same for integers. They become I64 if they overflow the I32 of the replaced tensor. */
 static inline int run_put_integers(run *r, int64_t rank, const seqpar_safetensors_tensor *t,
                                    int64_t *x) {
     seqpar_safetensors_tensor as = *t;
@@ -228,7 +233,7 @@ static inline int run_put_integers(run *r, int64_t rank, const seqpar_safetensor
     return data ? run_keep(r, rank, &as, data) : run_no_memory(r);
 }
 
-/* A tensor of micro-batch `micro`: its name, in the room `name`, and shape. */
+/* Name and shape of a tensor of micro-batch `micro`. The name is stored in `name`. */
 typedef struct run_name {
     char text[64];
 } run_name;
@@ -240,8 +245,8 @@ static inline seqpar_safetensors_tensor run_tensor_of(run_name *name, int64_t mi
         .name = name->text, .dims = dims, .shape = {n, heads, dim}};
 }
 
-/* A row's tensor (tokens, heads, dim) of 8 bytes each to the ranks that hold it; dims: 1 to 3
-   of these. 0, or -1 with the error. */
+/* Adds to each rank its tokens of a row's tensor (tokens, heads, dim), 8 bytes an element.
+   dims: the tensor has the first 1 to 3 of these dimensions. 0, or -1 with the error. */
 static inline int run_put_row(run *r, const dump_row *row, int64_t dp, int64_t micro,
                               const char *what, const void *from, int64_t dims, int64_t heads,
                               int64_t dim) {
@@ -257,7 +262,7 @@ static inline int run_put_row(run *r, const dump_row *row, int64_t dp, int64_t m
     return status;
 }
 
-/* n numbers of documents, the same on all ranks of a sequence. */
+/* Adds a tensor of n numbers about documents: the same to every rank of the sequence. */
 static inline int run_put_documents(run *r, int64_t dp, int64_t micro, const char *what,
                                     const void *from, int64_t n) {
     int status = 0;
@@ -283,7 +288,8 @@ static inline int run_put_step(run *r, const char *what, double x) {
     return status;
 }
 
-/* Metadata of a rank's file, of all: -1; value NULL: the key is left out. */
+/* Sets a metadata key of a rank's file; rank -1: of all files. value NULL removes the key. 0,
+   or -1 with the error. */
 static inline int run_note_down(run *r, int64_t rank, const char *key, const char *value) {
     run_note note = {rank, strdup(key), value ? strdup(value) : NULL};
     if (note.key && (note.value || !value) &&
@@ -311,7 +317,8 @@ static inline const run_note *run_noted(const run *r, int64_t rank, const char *
     return NULL;
 }
 
-/* The dump's rank whose metadata a written one has: where tokens move, its replica's first. */
+/* The dump's rank whose metadata and copied tensors an output rank gets. If tokens move, it is
+   the first rank of the same replica. */
 static inline int64_t run_source(const run *r, int64_t rank) {
     return r->moved ? rank / r->sp * r->d.sp : rank;
 }
@@ -379,8 +386,8 @@ static inline int run_not_made(run *r) {
     return -1;
 }
 
-/* The folder beside --out, so that what cannot be written is said before anything is computed.
-   0, or -1 with the error. */
+/* Makes a temporary folder beside --out before anything is computed, so that an --out that
+   cannot be written fails early. 0, or -1 with the error. */
 static inline int run_make_folder(run *r) {
     size_t length = strlen(r->desc->out);
     struct stat there;
@@ -422,7 +429,7 @@ static inline void run_close(run *r) {
     free(r->rows);
     free(r->made);
     free(r->notes);
-    if (*r->partial) remove_folder(r->partial); /* nothing half written */
+    if (*r->partial) remove_folder(r->partial); /* an incomplete output */
     dump_close(&r->d);
 }
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* run_attention.h - operations of attention: forward, gradient, and parts of it merged. In
- * fp64, densely, one key-value head after the other. */
+/* run_attention.h - operations on attention: forward, gradient, and merging of partial results.
+ * Dense attention in fp64, one key-value head at a time. */
 #ifndef ORACLE_RUN_ATTENTION_H
 #define ORACLE_RUN_ATTENTION_H
 #include "run.h"
 
-/* One row's; tensors in the order of dense_attention.h, (tokens, heads or kv_heads, dim). */
+/* Attention of one row. x: results in the order of dense_attention.h, each (tokens, heads or
+   kv_heads, dim). */
 typedef struct run_attend {
     run *r;
     attention a;
@@ -22,7 +23,7 @@ static inline int64_t run_attend_dim(const run_attend *w, int tensor) {
                                                          : w->a.shape[ATTEND_Q].dim;
 }
 
-/* What was computed of kv head `kv` and its queries, by token. */
+/* Copies the results of kv head `kv` and its query heads into w->x, at their tokens. */
 static inline void run_attend_take(run_attend *w, const attend *p, const attend_answer *answer,
                                    int64_t kv) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
@@ -77,7 +78,7 @@ static inline int run_attend_alloc(run_attend *w, int gradient) {
     return 0;
 }
 
-/* Shapes of what it takes. 0, or -1 with the error. */
+/* Finds the inputs and checks that their shapes agree. 0, or -1 with the error. */
 static inline int run_attend_shapes(run_attend *w, int gradient) {
     for (int i = 0; i < (gradient ? ATTEND_INPUTS : ATTEND_DOUT); i++) {
         if (attention_find(&w->a, i)) return -1;
@@ -130,7 +131,8 @@ static inline int run_attention_gradient(run *r) {
 
 /* ---- merge ---- */
 
-/* Parts of one rank's attention: (parts, n, heads, dim) and (parts, n, heads). */
+/* Partial results of one rank's attention: part_out (parts, n, heads, dim), part_lse (parts, n,
+   heads), and the merged out and lse. */
 typedef struct merging {
     int64_t parts, n, heads, dim;
     double *part_out, *part_lse, *out, *lse;
@@ -143,7 +145,7 @@ static inline void merging_free(merging *m) {
     free(m->lse);
 }
 
-/* One query of one head. A part without a key has -Inf. */
+/* Merges one query of one head; at: its index in lse. A part without a key has lse -Inf. */
 static inline void merge_query(const merging *m, int64_t at) {
     int64_t queries = m->n * m->heads;
     double top = -INFINITY, sum = 0;
@@ -189,7 +191,7 @@ static inline int merge_put(run *r, int64_t rank, int64_t micro, merging *m) {
     run_name name;
     seqpar_safetensors_tensor t = run_tensor_of(&name, micro, "out", 3, m->n, m->heads, m->dim);
     double *out = m->out, *lse = m->lse;
-    m->out = m->lse = NULL; /* taken over */
+    m->out = m->lse = NULL; /* run_put frees them */
     if (run_put(r, rank, &t, out, 0)) return free(lse), -1;
     t = run_tensor_of(&name, micro, "lse", 2, m->n, m->heads, 1);
     return run_put(r, rank, &t, lse, 1);

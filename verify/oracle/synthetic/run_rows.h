@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* run_rows.h - operations on rows: positions, labels; and those that move tokens: split over
- * ranks, gather, pack. What moves takes all of its tensors along. */
+/* run_rows.h - operations on rows: positions and labels, and those that move tokens: split over
+ * ranks, gather, pack. All tensors of a token or document move with it. */
 #ifndef ORACLE_RUN_ROWS_H
 #define ORACLE_RUN_ROWS_H
 #include "run.h"
 
 /* ---- positions, labels ---- */
 
-/* Of every row, what `rule` says of each of its tokens. 0, or -1 with the error. */
+/* Adds tensor `what` for every row: the value of `rule` at each token. 0, or -1 with the
+   error. */
 static inline int run_rule(run *r, const char *what, token_rule rule) {
     int status = 0;
     for (int64_t n = 0; !status && n < r->row_count; n++) {
@@ -24,7 +25,7 @@ static inline int run_rule(run *r, const char *what, token_rule rule) {
 
 static inline int run_positions(run *r) { return run_rule(r, "positions", position_right); }
 
-/* A prompt's tokens stay without a label. */
+/* A token without a label in the dump, as in a prompt, gets none. */
 static inline int64_t label_masked(const dump_row *row, int64_t t) {
     return row->labels && row->labels[t] == DUMP_IGNORE ? DUMP_IGNORE : label_right(row, t);
 }
@@ -35,11 +36,11 @@ static inline int run_labels(run *r) {
 
 /* ---- moving ---- */
 
-/* A row that is written, and where its tokens and documents come from. */
+/* An output row, and where its tokens and documents come from. */
 typedef struct move {
     dump_row row;
-    int64_t *from, *token;       /* (tokens) row of the dump, token of it */
-    int64_t *doc_from, *doc;     /* (docs) */
+    int64_t *from, *token;       /* (tokens) row of the dump, token in that row */
+    int64_t *doc_from, *doc;     /* (docs) row of the dump, document in that row */
     int64_t *positions, *labels; /* (tokens) computed; NULL: those of the dump */
 } move;
 
@@ -66,12 +67,12 @@ static inline int move_alloc(move *m, int64_t tokens, int64_t docs) {
     return write_row_room(&m->row);
 }
 
-/* A tensor of all rows and ranks of the dump, as bytes. */
+/* The bytes of one tensor of micro-batches, from all rows and ranks of the dump. */
 typedef struct moved {
     char what[32];
-    int documents;               /* one number a document, else one row a token */
-    seqpar_safetensors_tensor t; /* dtype, and the shape behind the tokens */
-    int64_t bytes;               /* of a token or document */
+    int documents;               /* 1: one number per document; 0: one slice per token */
+    seqpar_safetensors_tensor t; /* dtype, and the dimensions after tokens */
+    int64_t bytes;               /* per token or document; 0: not known yet */
     char **raw;                  /* (rows, sp) */
 } moved;
 
@@ -87,7 +88,8 @@ static inline int moved_is_of_documents(const char *what) {
     return !strcmp(what, "groups");
 }
 
-/* Whether a rank's tensor is as the others', a row a token; if so the shape is noted. */
+/* Whether a rank's tensor has n tokens or documents, and the dtype and shape of the tensors
+   that were read before. The first one sets them in m. */
 static inline int moved_matches(moved *m, const seqpar_safetensors_tensor *t, int64_t n) {
     int64_t wants = moved_dims(m->what), lead = t->dims - wants, inner = 1;
     int fits = m->documents ? t->count == n : lead >= 0 && t->shape[lead] == n;
@@ -103,7 +105,8 @@ static inline int moved_matches(moved *m, const seqpar_safetensors_tensor *t, in
     return fits && t->dtype == m->t.dtype;
 }
 
-/* One rank's. 0, or -1 with the error. */
+/* Reads one rank's tensor of row n into *to, which stays NULL if the rank has none. 0, or -1
+   with the error. */
 static inline int moved_read(run *r, moved *m, int64_t n, int64_t rank, char **to) {
     const dump_row *row = &r->rows[n];
     const seqpar_safetensors_tensor *t = dump_find(&r->d, rank, n % r->d.accumulation, m->what);
@@ -138,14 +141,14 @@ static inline void moved_free(run *r, moved *m) {
     free(m->raw);
 }
 
-/* A token's bytes; NULL: its rank has none. */
+/* A token's bytes; NULL: its rank does not have the tensor. */
 static inline const char *moved_token(const run *r, const moved *m, int64_t n, int64_t t) {
     const dump_row *row = &r->rows[n];
     const char *raw = m->raw[n * r->d.sp + row->rank[t] % r->d.sp];
     return raw ? raw + row->local[t] * m->bytes : NULL;
 }
 
-/* A document's, of the first rank that has it. */
+/* A document's bytes, from the first rank that has the tensor; NULL: none has. */
 static inline const char *moved_document(const run *r, const moved *m, int64_t n, int64_t i) {
     for (int64_t q = 0; q < r->d.sp; q++)
         if (m->raw[n * r->d.sp + q]) return m->raw[n * r->d.sp + q] + i * m->bytes;
@@ -157,7 +160,8 @@ static inline const char *moved_bytes(const run *r, const moved *m, const move *
                         : moved_token(r, m, to->from[i], to->token[i]);
 }
 
-/* How many of a written row's tokens or documents have it, *count: of how many. */
+/* How many tokens or documents of an output row have the tensor; *count: how many it has in
+   all. */
 static inline int64_t moved_have(const run *r, const moved *m, const move *to, int64_t *count) {
     int64_t have = 0;
     *count = m->documents ? to->row.docs : to->row.tokens;
@@ -181,7 +185,7 @@ static inline int moved_put(run *r, const moved *m, const move *to, int64_t rank
     return run_keep(r, rank, &t, data);
 }
 
-/* One tensor of every row that is written. 0, or -1 with the error. */
+/* Adds one tensor for every output row. 0, or -1 with the error. */
 static inline int move_tensor(run *r, const move *moves, int64_t count, const char *what) {
     moved m = {.documents = moved_is_of_documents(what)};
     int status;
@@ -206,14 +210,14 @@ static inline int move_tensor(run *r, const move *moves, int64_t count, const ch
 
 /* ---- which tensors ---- */
 
-/* "3.logp" -> "logp"; NULL: it is of the step */
+/* "3.logp" -> "logp"; NULL: a tensor of the step */
 static inline const char *run_what(const char *name) {
     char *rest;
     strtoll(name, &rest, 10);
     return rest == name ? NULL : rest + 1;
 }
 
-/* Whether a name is among those of a list with blanks between. */
+/* Whether a list of names with blanks between has this name. */
 static inline int run_listed(const char *list, const char *name) {
     size_t length = strlen(name);
     for (const char *at = list; (at = strstr(at, name)); at += length)
@@ -221,7 +225,7 @@ static inline int run_listed(const char *list, const char *name) {
     return 0;
 }
 
-/* All tensors of micro-batches but those of `made`, which the operation has made. */
+/* Moves all tensors of micro-batches, except those in `made`, which the operation computes. */
 static inline int move_tensors(run *r, const move *moves, int64_t count, const char *made) {
     char done[1000] = "";
     int status = 0;
@@ -230,14 +234,14 @@ static inline int move_tensors(run *r, const move *moves, int64_t count, const c
             const char *what = run_what(seqpar_safetensors_at(r->d.ranks[q].file, i)->name);
             size_t used = strlen(done);
             if (!what || run_listed(made, what) || run_listed(done, what)) continue;
-            if (!strncmp(what, "part_", 5)) continue; /* several rows a token */
+            if (!strncmp(what, "part_", 5)) continue; /* several slices per token */
             snprintf(done + used, sizeof done - used, "%s%s", used ? " " : "", what);
             status = move_tensor(r, moves, count, what);
         }
     return status;
 }
 
-/* index, cu_seqlens and what was computed. */
+/* Adds index and cu_seqlens of every output row, and positions and labels if computed. */
 static inline int move_rows(run *r, const move *moves, int64_t count) {
     int status = 0;
     for (int64_t n = 0; !status && n < count; n++) {
@@ -261,7 +265,8 @@ static inline int move_rows(run *r, const move *moves, int64_t count) {
 
 /* ---- the step's tensors ---- */
 
-/* "loss", "grad.w" -> "grad.NAME", "0.part_out" -> "part_out" */
+/* Adds a name to left_out: "loss" as it is, "grad.w" as "grad.NAME", "0.part_out" as
+   "part_out". */
 static inline void run_leave_out(run *r, const char *name) {
     const char *what = run_what(name), *dot = what ? NULL : strchr(name, '.');
     size_t used = strlen(r->left_out);
@@ -274,7 +279,8 @@ static inline void run_leave_out(run *r, const char *name) {
     snprintf(r->left_out + used, sizeof r->left_out - used, "%s%s", used ? " " : "", text);
 }
 
-/* What the dump has and is not written, once all else is made. */
+/* Lists in left_out the dump's tensors that are not written. Call it when all output tensors
+   are made. */
 static inline void move_leave_out(run *r) {
     for (int64_t q = 0; q < r->d.world; q++)
         for (int64_t i = 0; i < seqpar_safetensors_count(r->d.ranks[q].file); i++) {
@@ -286,7 +292,8 @@ static inline void move_leave_out(run *r) {
         }
 }
 
-/* A parameter's tensor, put together from all ranks, on every rank that is written. */
+/* For move_whole, which assembles a parameter's tensor from all ranks' ranges and adds it to
+   every output rank. */
 typedef struct whole_move {
     run *r;
     const char *prefix;
@@ -315,7 +322,8 @@ static inline int move_whole(void *user, const char *parameter) {
     return status;
 }
 
-/* Without the ranges that the ranks had. */
+/* Assembles all parameters' tensors. Ranks then hold them whole, so part. metadata are
+   removed. */
 static inline int move_whole_parameters(run *r) {
     static const char *const prefixes[] = {"grad.", "param.", "after.", "m.", "v."};
     int status = 0;
@@ -352,7 +360,7 @@ static inline int move_same(run *r, move *m, int64_t n, int layout) {
     return write_deal(&r->d.error, &m->row, n / r->accumulation * r->sp, r->sp, layout);
 }
 
-/* To so many ranks a sequence; copied: as in run. */
+/* The output has sp ranks per sequence. copied: as in struct run. */
 static inline void run_move(run *r, int64_t sp, const char *const *copied) {
     r->moved = 1;
     r->sp = sp;
@@ -360,7 +368,7 @@ static inline void run_move(run *r, int64_t sp, const char *const *copied) {
     r->copied = copied;
 }
 
-/* Every row dealt anew to r->sp ranks. 0, or -1 with the error. */
+/* Distributes every row's tokens over r->sp ranks. 0, or -1 with the error. */
 static inline int run_deal(run *r, int layout) {
     move *moves = (move *)calloc((size_t)r->row_count, sizeof *moves);
     int status = moves ? 0 : run_no_memory(r);
@@ -378,7 +386,8 @@ static inline int run_option(run *r, const char *text) {
     return -1;
 }
 
-/* Ranks that would hold nothing of any row. 0, or -1 with the error. */
+/* Refuses an --sp with which some rank holds no token of any row; also a dump that is split
+   already, and more than 65536 ranks. 0, or -1 with the error. */
 static inline int run_check_sp(run *r) {
     char text[200];
     int64_t most = 0, replicas = r->d.world;
@@ -429,10 +438,10 @@ static inline int run_gather(run *r) {
 
 /* ---- pack ---- */
 
-/* Documents of all rows, as seqpar takes them. */
+/* Documents of all rows, as seqpar_pack takes them. */
 typedef struct packing {
     seqpar_document *docs; /* (count) */
-    int64_t *row, *number; /* (count) where each is from */
+    int64_t *row, *number; /* (count) row of the dump, document in that row */
     int32_t *ids;          /* (tokens) */
     uint8_t *mask;
     int64_t count;
@@ -469,7 +478,8 @@ static inline int packing_alloc(run *r, packing *p) {
     return p->docs && p->row && p->number && p->ids && p->mask ? 0 : run_no_memory(r);
 }
 
-/* A row's ids and masks; a mask says which tokens are predicted, labels where. */
+/* Copies a row's ids and sets the mask. The mask is at the predicted token, the label at the
+   token before it: hence t + 1. 0, or -1 with the error. */
 static inline int pack_tokens(run *r, packing *p, int64_t n, int64_t base) {
     const dump_row *row = &r->rows[n];
     for (int64_t t = 0; t < row->tokens; t++) {
@@ -485,7 +495,7 @@ static inline int pack_tokens(run *r, packing *p, int64_t n, int64_t base) {
     return 0;
 }
 
-/* Of pairs both documents have tokens, or none. */
+/* Checks that both documents of a pair have tokens, or neither has. 0, or -1 with the error. */
 static inline int pack_pairs(run *r, const packing *p) {
     for (int64_t i = 0; run_is_of_pairs(r) && i < p->count; i++) {
         int64_t last = i + 1 == p->count || p->row[i + 1] != p->row[i];
@@ -520,7 +530,8 @@ static inline int packing_fill(run *r, packing *p) {
     return pack_pairs(r, p);
 }
 
-/* A unit that is longer than a row. */
+/* Refuses a unit (a document, or the two of a pair) that is longer than an output row. 0, or -1
+   with the error. */
 static inline int pack_too_long(run *r, const packing *p) {
     char text[200];
     int64_t sum = 0;

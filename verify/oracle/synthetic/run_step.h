@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* run_step.h - operations on what becomes of a step: its loss, advantages, norm, the
- * optimizer's step, and all of it from a model. */
+/* run_step.h - operations on a step: its loss, advantages, gradient norm, the optimizer's step,
+ * and the whole step from a model. */
 #ifndef ORACLE_RUN_STEP_H
 #define ORACLE_RUN_STEP_H
 #include "run.h"
@@ -8,7 +8,7 @@
 
 /* ---- loss ---- */
 
-/* What the objective takes of each micro-batch: into text. */
+/* Writes into text, and returns, the tensors that the loss needs of each micro-batch. */
 static inline const char *run_loss_takes(const dump_facts *f, char *text, size_t size) {
     static const char *const takes[] = {"labels logp",
                                         "labels logp ref_logp",
@@ -24,8 +24,8 @@ static inline const char *run_loss_takes(const dump_facts *f, char *text, size_t
     return text;
 }
 
-/* Scores from values where all rows have these, so that what was dumped of them is not asked.
-   0, or -1 with the error. */
+/* Computes scores from values if all rows have values: dumped scores may be wrong. Else the
+   rows keep their dumped scores. 0, or -1 with the error. */
 static inline int run_scores(run *r) {
     int values = 1, scores = 1, status = 0;
     for (int64_t n = 0; n < r->row_count; n++) {
@@ -54,7 +54,7 @@ static inline int run_scores(run *r) {
     return status;
 }
 
-/* The right one of rows that have what it takes. 0, or -1 with the error. */
+/* The right loss of rows, which have the tensors it needs. 0, or -1 with the error. */
 static inline int run_right_loss(run *r, const dump_row *rows, double *loss) {
     static loss_parts parts; /* large */
     int status;
@@ -98,8 +98,8 @@ static inline int run_loss(run *r) {
 
 /* ---- advantages ---- */
 
-/* Of the documents of row n, the first of which is `document` of the step; tokens that nobody
-   trains have 0. */
+/* Adds the advantages of row n. document: the number in the step of the row's first document.
+   Tokens without a label get 0. */
 static inline int run_advantages_row(run *r, int64_t n, const reward_table *t,
                                      int64_t document) {
     const dump_row *row = &r->rows[n];
@@ -152,8 +152,8 @@ static inline int run_advantages(run *r) {
 
 /* ---- norm ---- */
 
-/* n: zeros; n->held is to be freed. Of all grad. tensors, which are the same on all ranks that
-   hold them. 0, or -1 with the error. */
+/* Sums the squares of all grad. tensors. Fails if ranks hold copies that differ, since the
+   right one is not known. n: zeroed; the caller frees n->held. 0, or -1 with the error. */
 static inline int run_norms(run *r, step_norms *n, stage *copies) {
     n->d = &r->d;
     n->tolerance = 1e-3;
@@ -181,14 +181,14 @@ static inline int run_norm(run *r) {
 
 /* ---- parameters ---- */
 
-/* The range of a parameter that a rank has, by the first of the names of which it has a tensor;
-   where none, the whole. Shape and metadata are that tensor's. */
+/* The range of a parameter that a rank holds. */
 typedef struct run_range {
-    const seqpar_safetensors_tensor *like; /* NULL: the whole */
+    const seqpar_safetensors_tensor *like; /* has its shape and range; NULL: the whole */
     part p;
 } run_range;
 
-/* 0, or -1 with the error. */
+/* Takes the range of the rank's first tensor PREFIX + parameter, in the order of prefixes.
+   Without any: the whole parameter. 0, or -1 with the error. */
 static inline int run_range_of(run *r, int64_t rank, const char *const *prefixes,
                                const char *parameter, int64_t count, run_range *to) {
     tensor_name name;
@@ -206,8 +206,8 @@ static inline int run_range_of(run *r, int64_t rank, const char *const *prefixes
     return -1;
 }
 
-/* The whole parameter's numbers (count) to a rank, in the range that it has. shape: of the
-   whole, where it has none. */
+/* Adds to a rank its range of the numbers in whole. shape: that of the whole parameter, used if
+   range->like is NULL. */
 static inline int run_put_range(run *r, int64_t rank, const char *name, const run_range *range,
                                 const seqpar_safetensors_tensor *shape, const double *whole) {
     seqpar_safetensors_tensor t = range->like ? *range->like : *shape;
@@ -234,7 +234,8 @@ static inline int run_needs_optimizer(run *r) {
     return -1;
 }
 
-/* Parameters as they are after it: (count) */
+/* The parameter after the optimizer's step (count); NULL: no memory. clip: factor of the
+   gradient. */
 static inline double *run_after(run *r, const step_inputs *in, double clip) {
     way_numbers numbers = way_begin(&r->d.facts, &step_ways[0], clip);
     double *after = (double *)malloc((size_t)(in->grad.count + 1) * sizeof *after);
@@ -251,7 +252,7 @@ typedef struct run_stepping {
     double clip;
 } run_stepping;
 
-/* After to every rank that has the parameter. */
+/* Adds after.NAME to every rank that holds a range of the parameter. */
 static inline int run_put_after(run *r, const char *parameter, const double *after,
                                 int64_t count) {
     static const char *const prefixes[] = {"after.", "param.", NULL};
@@ -303,7 +304,8 @@ static inline int run_optimizer(run *r) {
 
 /* ---- the whole step from a model ---- */
 
-/* Log-probs of labels, 0 where there is none; the rows get them, too. */
+/* Adds the log-probs of labels, 0 at a token without a label. Also puts them into the rows,
+   from which the loss is computed. */
 static inline int run_put_logp(run *r, reference *f) {
     int status = 0;
     for (int64_t n = 0; !status && n < f->count; n++) {
@@ -320,7 +322,7 @@ static inline int run_put_logp(run *r, reference *f) {
     return status;
 }
 
-/* One model tensor's gradient to all ranks; after, too, where there is an optimizer. */
+/* Adds one model tensor's gradient to all ranks. */
 static inline int run_put_gradient(run *r, const reference *f, const seqpar_tensor *t) {
     static const char *const prefixes[] = {"grad.", "param.", NULL};
     const double *gradient = f->gradient + t->offset;
@@ -337,6 +339,8 @@ static inline int run_put_gradient(run *r, const reference *f, const seqpar_tens
     return status;
 }
 
+/* Adds one model tensor after the optimizer's step to all ranks. Parameter and gradient are
+   those of the model; only the moments m. and v. are read from the dump. */
 static inline int run_put_model_after(run *r, const reference *f, const seqpar_tensor *t,
                                       double clip) {
     static const char *const prefixes[] = {"after.", "param.", NULL};
@@ -382,7 +386,8 @@ static inline int run_put_gradients(run *r, const reference *f) {
     return status;
 }
 
-/* The reference asked by slow.h, as ver asks it. */
+/* Checks the reference against slow.h, as ver does. 0 also if slow.h cannot check it; -1 with
+   the error if they disagree. */
 static inline int run_second(run *r, const reference *f, double *const *logp,
                              double *const *seeds) {
     char text[200];
@@ -412,6 +417,7 @@ static inline int run_seeds(run *r, reference *f) {
     return status ? -1 : 0;
 }
 
+/* Checks all tensors before the model's weights are read. 0, or -1 with the error. */
 static inline int run_step(run *r) {
     reference f = {.d = NULL};
     int status;

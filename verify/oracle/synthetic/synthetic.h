@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* synthetic.h - dumps that are made here: rows at random, a small model, the step as the reference
- * computes it, and on request one mistake in it.
+/* synthetic.h - generates dumps: random rows, a small model, the step as the reference computes
+ * it, and on request one mistake in it.
  *
  *     OUT/model   a Llama folder      OUT/want   the step on one rank
  *     OUT/got     the same on ranks, right or with the mistake
@@ -13,23 +13,23 @@
 typedef struct made_desc {
     const char *out, *layout, *objective, *mistake; /* mistake NULL: none */
     int64_t sp, dp, accumulation, tokens, docs, seed;
-    int questions; /* without what is to be computed */
+    int questions; /* inputs only: no positions, logp, attention results, step's tensors */
 } made_desc;
 
-/* What a mistake changes; all 0: nothing. */
+/* The mistake to plant, and what it changes. */
 typedef struct made_plant {
     const mistake *m;
     const reference_way *way;
     token_rule labels, positions;
-    int seeds, step; /* of seeds.h and step.h */
-    int loss;        /* of the loss as it is reported */
-    int shows;       /* whatever is planted does not need the loss for it */
-    int changes;     /* something that is written is otherwise than in a right step */
+    int seeds, step; /* index of a way of seeds, and in step_ways; 0: right */
+    int loss;        /* it may change the reported loss */
+    int shows;       /* the dump shows it, in the reported loss or elsewhere */
+    int changes;     /* some written value differs from that of a right step */
 } made_plant;
 
 typedef struct made {
     const made_desc *desc;
-    dump d; /* facts alone */
+    dump d; /* has facts, but no files */
     reference f;
     made_plant plant;
     double *right, *gradient, *param, *after, *m, *v; /* (elements) */
@@ -39,7 +39,8 @@ typedef struct made {
 
 /* ---- what can be planted ---- */
 
-/* Of the response: its tokens are to be learnt. Every third document has no prompt. */
+/* Whether the token is of a response, whose tokens are trained. Every third document has no
+   prompt. */
 static inline int made_answers(const dump_row *row, int64_t t) {
     int64_t d = document_at(row, t), begin = row->cu_seqlens[d], end = row->cu_seqlens[d + 1];
     return d % 3 == 2 || t >= begin + (end - begin) / (2 + d % 4);
@@ -83,8 +84,8 @@ static inline void plant_rules(made_plant *p, const char *name) {
         }
 }
 
-/* 0; -1: there is no such mistake, or it cannot be made of these sizes: then with a sentence
-   in error. */
+/* Looks the name up in all tables of mistakes: it may be in several. 0, or -1 with
+   the error: the name is unknown, or the objective does not allow the mistake. */
 static inline int made_plant_find(made_plant *p, const dump *d, const char *name,
                                   seqpar_error *error) {
     *p = (made_plant){.way = &right_way, .shows = !name};
@@ -98,7 +99,7 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
     for (int i = 1; i < seed_ways(d); i++)
         if (!p->seeds && seed_way_name(d, i) && !strcmp(seed_way_name(d, i), name))
             p->seeds = i;
-    for (int i = 1; i < STEP_WAYS; i++) /* without ranks' own gradients */
+    for (int i = 1; i < STEP_WAYS; i++) /* only ways that need no local gradients */
         if (!p->step && step_ways[i].name && !strcmp(step_ways[i].name, name) &&
             way_is_plain(&step_ways[i]))
             p->step = i;
@@ -140,8 +141,8 @@ static inline void made_documents(const made *m, int64_t i, dump_row *row) {
     }
 }
 
-/* Every second row of DPO has a pair more, where it has tokens for it: equal numbers would hide
-   a mean of micro-batches' means. */
+/* Every second row of DPO has one more pair, if it has enough tokens. If all rows had equally
+   many, a mean of micro-batches' means would be right. */
 static inline int64_t made_document_count(const made *m, int64_t i, int64_t tokens) {
     int64_t docs = m->desc->docs;
     int more = m->d.facts.objective == DUMP_DPO && i % 2 && docs + 2 <= tokens;
@@ -150,7 +151,7 @@ static inline int64_t made_document_count(const made *m, int64_t i, int64_t toke
 
 static inline int made_alloc(made *m, int64_t i, dump_row *row) {
     size_t bytes;
-    row->tokens = m->desc->tokens + i; /* rows differ */
+    row->tokens = m->desc->tokens + i; /* rows differ in length */
     row->docs = made_document_count(m, i, row->tokens);
     bytes = ((size_t)row->tokens + 1) * 8;
     row->cu_seqlens = (int64_t *)calloc((size_t)row->docs + 1, 8);
@@ -198,7 +199,7 @@ static inline seqpar_llama_config made_config(void) {
                                  .rms_eps = 1e-5};
 }
 
-/* OUT/model, from the seed. */
+/* Writes OUT/model with random weights by the seed. 0, or -1 with the error. */
 static inline int made_model(made *m, const char *folder) {
     seqpar_llama_config config = made_config();
     seqpar_comm *comm = seqpar_comm_self();
@@ -234,7 +235,8 @@ static inline int made_model(made *m, const char *folder) {
 
 /* ---- the step ---- */
 
-/* Log-probs as the mistake's forward pass gives them, and a reference model's. */
+/* Computes log-probs, with the mistake in the forward pass. Those of the reference model are
+   the same plus noise. */
 static inline int made_logp(made *m) {
     if (reference_logp(&m->f, m->plant.way)) return -1;
     for (int64_t i = 0; i < m->f.count; i++)
@@ -247,20 +249,21 @@ static inline int made_logp(made *m) {
     return 0;
 }
 
-/* What the mistake makes of the loss on rank r; NaN: nothing of it. */
+/* The loss that rank r reports with the mistake; NaN: the mistake does not change the loss. */
 static inline double made_wrong_loss(const made *m, loss_parts *p, int64_t r) {
     const law *by = &p->tokens.means.by[BY_RANK];
     for (int i = 0; i < p->answers.count; i++)
         if (!strcmp(p->answers.other[i].name, m->plant.m->name) &&
             fabs(p->answers.other[i].loss - p->answers.right) >
-                3e-3 * fabs(p->answers.right)) /* it shows */
+                3e-3 * fabs(p->answers.right)) /* detectable */
             return p->answers.other[i].loss;
     if (m->d.facts.objective != DUMP_SFT || !m->plant.m->mean) return NAN;
     if (m->plant.m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(by)) return NAN;
     return law_mean(by, m->plant.m->mean, r);
 }
 
-/* Loss as each rank reports it. */
+/* Sets the loss that each rank reports. Fails if no token is trained, or if the mistake
+   could only change the loss and does not. 0, or -1 with the error. */
 static inline int made_loss(made *m) {
     static loss_parts parts;
     int status;
@@ -289,11 +292,12 @@ static inline int made_loss(made *m) {
     return -1;
 }
 
-/* A mean of equal means, say, leaves the gradient as it is. */
+/* Refuses a mistake that leaves the gradient right, as a mean of means does if the means are
+   over equally many tokens. 0, or -1 with the error. */
 static inline int made_shows(made *m) {
     likeness l = {0};
     liken(&l, m->gradient, m->right, m->f.model.elements);
-    if (m->plant.labels || m->plant.positions) return 0; /* they show themselves */
+    if (m->plant.labels || m->plant.positions) return 0; /* those tensors are wrong */
     if (m->plant.way == &right_way && !m->plant.seeds) return 0;
     if (distance_from(&l, 1) > 1e-6) return 0;
     seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
@@ -314,7 +318,7 @@ static inline int made_gradients(made *m, double *const *logp) {
     if (!status) status = reference_gradient(&m->f, &right_way, seeds.of);
     if (!status) memcpy(m->right, m->f.gradient, bytes);
     if (!status && !seed_set_make(&seeds, m->plant.seeds))
-        seed_set_make(&seeds, SEEDS_RIGHT); /* then nothing shows, which is said below */
+        seed_set_make(&seeds, SEEDS_RIGHT); /* made_shows refuses the mistake then */
     if (!status) status = reference_gradient(&m->f, m->plant.way, seeds.of);
     if (!status) memcpy(m->gradient, m->f.gradient, bytes);
     if (!status) status = made_shows(m);
@@ -327,7 +331,8 @@ static inline int made_gradients(made *m, double *const *logp) {
     return status;
 }
 
-/* Moments as they may be after some steps, and AdamW's step from them. */
+/* Draws AdamW's moments and computes its step from them. eps and max_norm are scaled to
+   the gradient, so that eps matters and the gradient is clipped. */
 static inline void made_step(made *m) {
     int64_t n = m->f.model.elements;
     double square = sum_of_squares(m->gradient, n), clip;
@@ -353,7 +358,8 @@ static inline void made_step(made *m) {
         double step = way_step(&m->d.facts, way, &numbers, e);
         double as_right = way_step(&m->d.facts, &step_ways[0], &right, e);
         m->after[i] = m->param[i] + step;
-        m->plant.changes |= !(fabs(step - as_right) <= 1e-9 * fabs(as_right)); /* rounded */
+        /* up to 1e-9 it is rounding */
+        m->plant.changes |= !(fabs(step - as_right) <= 1e-9 * fabs(as_right));
     }
     for (int64_t r = 0; r < m->d.world; r++) {
         const char *name = m->plant.m ? m->plant.m->name : "";
@@ -365,7 +371,8 @@ static inline void made_step(made *m) {
     }
 }
 
-/* On one rank, say, a factor of the number of ranks is 1. */
+/* Refuses a mistake that changes nothing with these sizes, such as a factor P on one rank. 0,
+   or -1 with the error. */
 static inline int made_changes(made *m) {
     if (!m->plant.m || m->plant.changes) return 0;
     seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
@@ -378,6 +385,9 @@ static inline int made_changes(made *m) {
 
 /* ---- writing ---- */
 
+/* Adds the tensors of row i as micro-batch `micro`: those tokens that the rank holds; rank -1:
+   all tokens. With --questions, positions, log-probs and results of attention are left
+   out. */
 static inline void made_micro(made *m, page *p, int64_t i, int64_t rank, int64_t micro) {
     const dump_row *row = &m->f.rows[i];
     const seqpar_llama_config *c = &m->f.model.config;
@@ -407,7 +417,7 @@ static inline void made_micro(made *m, page *p, int64_t i, int64_t rank, int64_t
     page_put(p, row, rank, micro, "dv", t->dv, narrow, c->kv_heads);
 }
 
-/* The step's own tensors. */
+/* Adds the tensors of the step. rank -1: of OUT/want, which has the loss and gradients only. */
 static inline void made_page_step(made *m, page *p, int64_t rank, const double *gradient) {
     const double *loss = rank < 0 ? &m->want_loss : &m->loss[rank];
     if (m->desc->questions) return;
@@ -423,7 +433,8 @@ static inline void made_page_step(made *m, page *p, int64_t rank, const double *
     page_parameters(p, "v.", &m->f.model, m->v);
 }
 
-/* One file: of a rank; rank -1: of the one that has all rows. */
+/* Writes a rank's file in OUT/got; rank -1: the only file in OUT/want, which has all rows.
+   0, or -1 with the error. */
 static inline int made_file(made *m, int64_t rank) {
     dump_facts facts = m->d.facts;
     page p = {.count = 0};
@@ -448,7 +459,8 @@ static inline int made_file(made *m, int64_t rank) {
     return status;
 }
 
-/* never_synchronised: what a rank's own tokens give, if all others' are left out. */
+/* For never_synchronised: the gradient from a rank's own tokens only. 0, or -1 with the
+   error. */
 static inline int made_own_gradient(made *m, int64_t rank) {
     reference_tape *tapes = m->f.tapes;
     seed_set seeds = {.f = &m->f};
@@ -457,7 +469,7 @@ static inline int made_own_gradient(made *m, int64_t rank) {
     for (int64_t i = 0; !status && i < m->f.count; i++)
         for (int64_t t = 0; t < m->f.rows[i].tokens; t++)
             if (m->f.rows[i].rank[t] != rank) seeds.of[i][t] = 0;
-    m->f.tapes = NULL; /* attention itself is right */
+    m->f.tapes = NULL; /* keep the recorded attention of the whole step */
     if (!status) status = reference_gradient(&m->f, &right_way, seeds.of);
     m->f.tapes = tapes;
     if (!status)
@@ -481,7 +493,7 @@ static inline int made_files(made *m) {
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole dump ---- */
 
 static inline int made_arrays_open(made *m) {
     size_t n = (size_t)m->f.model.elements + 1;
@@ -506,6 +518,8 @@ static inline void made_close(made *m) {
     free(m->loss);
 }
 
+/* Checks the description and sets the facts. Number facts get the values that absent metadata
+   mean, so that they are not written. 0, or -1 with the error. */
 static inline int made_facts(made *m, int *layout) {
     const made_desc *c = m->desc;
     m->d.facts = (dump_facts){
@@ -532,7 +546,8 @@ static inline int made_facts(made *m, int *layout) {
     return m->d.error.status ? -1 : 0;
 }
 
-/* 0, or -1 with a sentence in *error. */
+/* Makes the whole dump. On failure it removes the folder, if it made the folder. 0, or -1 with
+   *error set. */
 static inline int made_make(const made_desc *desc, seqpar_error *error) {
     made m = {.desc = desc};
     char folder[1200];
@@ -561,7 +576,7 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     }
     free_logp(logp, m.f.count);
     if (m.f.d) made_close(&m);
-    if (status && begun) remove_folder(desc->out); /* nothing half written */
+    if (status && begun) remove_folder(desc->out); /* no incomplete dump stays */
     *error = m.d.error;
     return status ? -1 : 0;
 }

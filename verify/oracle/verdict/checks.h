@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* checks.h - a dump judged by algebra: what follows from numbers that are in it. One stage
- * after the other, as data flow: places, positions, labels, loss. Gradients are compared with
- * those of another dump (gradients.h). */
+/* checks.h - judges a dump by its own numbers, without a model. The stages follow the data
+ * flow: places, positions, labels, loss. Gradients are judged in gradients.h. */
 #ifndef ORACLE_CHECKS_H
 #define ORACLE_CHECKS_H
 #include "oracle/attention/attention.h"
@@ -13,7 +12,7 @@
 
 /* ---- documents ---- */
 
-/* Whether a rank's next row is anything but the next token, anywhere. */
+/* Whether some token is not followed, in its rank's next row, by the next token. */
 static inline int row_has_cuts(const dump_row *row) {
     for (int64_t t = 0; t + 1 < row_end(row); t++)
         if (row->next[t] != t + 1) return 1;
@@ -26,6 +25,8 @@ static inline int row_ends_document(const dump_row *row, int64_t token) {
 
 /* ---- places ---- */
 
+/* A token that is held twice usually leaves another one without a holder, so that mistake is
+   named first. */
 static inline void check_places(stage *s, const dump_row *row, const dump_places *found,
                                 int64_t sp) {
     verdict *v;
@@ -54,7 +55,7 @@ static inline void check_places(stage *s, const dump_row *row, const dump_places
 
 /* ---- positions ---- */
 
-/* What a token has instead of its place in its document. */
+/* A token's position or label, as it is right or as a mistake makes it. */
 typedef int64_t (*token_rule)(const dump_row *row, int64_t token);
 static inline int64_t position_right(const dump_row *row, int64_t t) {
     return t - row_document_begin(row, t);
@@ -76,7 +77,7 @@ static inline int64_t row_differs(const dump_row *row, const int64_t *values, to
     return count;
 }
 
-/* Each goes on from the one before, or begins anew. */
+/* Whether each position is one more than the last, or 0, as with packed documents. */
 static inline int positions_are_of_documents(const dump_row *row) {
     for (int64_t t = 0; t < row_end(row); t++)
         if (row->positions[t] != (t ? row->positions[t - 1] + 1 : 0) && row->positions[t])
@@ -84,7 +85,7 @@ static inline int positions_are_of_documents(const dump_row *row) {
     return 1;
 }
 
-/* Each counts the rank's own tokens of its document. */
+/* Whether each position is the number of the document's earlier tokens on the same rank. */
 static inline int positions_count_own(const dump_row *row) {
     int64_t most = 0, *own;
     int same;
@@ -99,6 +100,8 @@ static inline int positions_count_own(const dump_row *row) {
     return same;
 }
 
+/* Without cu_seqlens, positions that restart may be right, of packed documents. Without cuts,
+   local positions are those that run on, so positions_local is not named. */
 static inline void check_positions(stage *s, const dump_row *row) {
     int64_t first = 0, other, wrong;
     char place[160];
@@ -141,8 +144,8 @@ static inline int64_t label_after_split(const dump_row *row, int64_t t) {
     return row->next[t] < 0 ? DUMP_IGNORE : row->ids[row->next[t]];
 }
 
-/* As if the whole row's labels were there on each rank, which takes the first of them, or
-   those of a contiguous share. */
+/* Each rank has the whole row's labels and takes the first n, or those of a contiguous share,
+   instead of its tokens' labels. */
 static inline int64_t label_of_row_begin(const dump_row *row, int64_t t) {
     return label_right(row, row->local[t]);
 }
@@ -161,7 +164,8 @@ static inline int row_is_cut(const dump_row *row, int64_t t) {
     return row->next[t] != t + 1 && !row_ends_document(row, t);
 }
 
-/* Of all rows. A shift after the split leaves a gap at every cut; one gap may be a mask. */
+/* Gaps (label_gap) of all rows. A shift after the split leaves a gap at every cut (row_is_cut);
+   a single gap may be a mask. */
 typedef struct label_gaps {
     int64_t labels, at_cuts, elsewhere, right_at_cuts;
     int rows, without_documents;
@@ -181,8 +185,8 @@ static inline void count_gaps(label_gaps *g, const dump_row *row) {
     }
 }
 
-/* A label that is there and differs from the rule. An ignored one is right anywhere: it may be
-   a prompt's; so is that of the row's last token. */
+/* Whether the token's label differs from the rule. An ignored label never does, as it may be a
+   prompt's; nor does that of the row's last token, which may be any. */
 static inline int label_differs(const dump_row *row, token_rule rule, int64_t t) {
     return t + 1 < row_end(row) && row->labels[t] != DUMP_IGNORE &&
            token_differs(row, row->labels, rule, t);
@@ -199,7 +203,8 @@ static inline int64_t label_twice_apart(const dump_row *row, int64_t t) {
     return row->next[t] < 0 ? DUMP_IGNORE : label_right(row, row->next[t]);
 }
 
-/* Of a row whose labels are wrong; lost: and missing at all cuts. */
+/* Names the mistakes that explain a row's wrong labels. lost: labels are also missing at all
+   cuts. */
 static inline void name_label_mistakes(verdict *v, const dump_row *row, int lost) {
     static const struct {
         const char *name;
@@ -220,7 +225,7 @@ static inline void name_label_mistakes(verdict *v, const dump_row *row, int lost
             verdict_name(v, mistake_named(known[i].name));
 }
 
-/* Labels that are there, row by row; what is missing is judged at the end. */
+/* Judges the labels of one row. check_gaps judges missing ones after the last row. */
 static inline void check_labels(stage *s, const dump_row *row, label_gaps *all) {
     label_gaps gaps = {0};
     int64_t first = 0, wrong;
@@ -239,6 +244,8 @@ static inline void check_labels(stage *s, const dump_row *row, label_gaps *all) 
                 (long long)label_right(row, first), (long long)row_end(row), (long long)wrong);
 }
 
+/* One right label at a cut shows that the shift came before the split. Missing labels prove the
+   contrary only if they are missing at cuts alone: others may be masks or documents' ends. */
 static inline void check_gaps(stage *s, const label_gaps *g, int64_t sp) {
     verdict *v;
     if (s->judged || !g->rows) return;
@@ -267,7 +274,7 @@ static inline void check_gaps(stage *s, const label_gaps *g, int64_t sp) {
 
 /* ---- loss ---- */
 
-/* The loss that a rank reports, with the rounding of its type; NaN and -1: it reports none. */
+/* The loss that a rank reports; *unit: its type's rounding. NaN and -1: it reports none. */
 static inline double reported_loss(dump *d, int64_t rank, double *unit) {
     const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[rank].file, "loss");
     double *loss = t && t->count == 1 ? dump_doubles(d, rank, t) : NULL, x = loss ? *loss : NAN;
@@ -302,11 +309,11 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
 
 /* ---- rewards ---- */
 
-/* Of advantages that are not right: where they are not, and whether they are those of other
-   tokens of the row. */
+/* Where the first wrong advantage is, and whether advantages are those of other tokens of the
+   row. off: tokens that contradict a source; shown: tokens that can show it. */
 typedef struct advantage_search {
     const reward_table *t;
-    int64_t document; /* the first of the row, among all of the step */
+    int64_t document; /* the row's first document, numbered within the step */
     int found;        /* 1: `first` says where */
     char first[240];
     int64_t off[SOURCES], shown[SOURCES];
@@ -316,8 +323,8 @@ static inline int is_near(const reward_table *t, int64_t i, double x, double wan
     return fabs(x - want) <= reward_limit(t, i, want);
 }
 
-/* Whether the token has the number of the one that `source` says. Tokens that nobody trains
-   have that of their document, or 0. */
+/* Counts the token if its advantage is not that of the token that `source` takes. A source
+   without a label has its document's advantage, or 0. */
 static inline void search_source(advantage_search *s, const dump_row *row, int64_t t,
                                  int source) {
     int64_t from = row_source(row, source, t), own = s->document + row_document(row, t), other;
@@ -481,7 +488,8 @@ static inline void begin_stages(const dump *d, stage *stages) {
         strcpy(stages[GRADIENTS].lacks, "grad. tensors of parameters, and --want or --model");
 }
 
-/* 0, or -1 with d->error. */
+/* Holds one row in memory at a time: gaps, rewards, counts and loss are summed up and judged
+   after the last row. 0, or -1 with d->error. */
 static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     static step_parts parts;
     int status = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* law.h - what two numbers say: a gradient norm or a loss as it is and as it should be, or a
- * loss with the sums and counts it was made of. No dump is needed. */
+/* law.h - judges one number without a dump: a gradient norm or a loss by the wanted one, or a
+ * loss by the sums and counts that it is made of. */
 #ifndef ORACLE_LAW_H
 #define ORACLE_LAW_H
 #include <math.h>
@@ -13,24 +13,24 @@
 typedef struct law {
     double got, want;
     int64_t sp, dp, accumulation;
-    /* sums and counts of `groups` ranks or micro-batches; 0: there are none, want is given */
+    /* sums and counts of `groups` ranks or micro-batches; groups 0: `want` is used instead */
     double sums[LAW_GROUPS], counts[LAW_GROUPS];
     int64_t groups;
-    double all_tokens; /* supervised or not; 0: not said */
+    double all_tokens; /* supervised or not; 0: unknown */
     double tolerance;  /* relative */
-    double slack;      /* absolute, beside it: what rounding may have made of `right` */
-    double right;      /* what slack is of; 0: of any number alike */
-    int has_right;     /* and it is not the mean of all sums over all counts */
-    double copies;     /* of it that a mistake may add up, with their roundings; 0: none */
-    double noise;      /* relative, of a factor, where it is less than tolerance; 0: as that */
-    int shares;        /* groups have shares of a mean, and no means of their own */
-    int may_be_norms;  /* got and want, in which squares were added */
-    /* Whose number it is: a mistake that is one rank's own may be made of groups i with
-       i % own_of == own alone; own_of 0: of any group, -1: of none. */
+    double slack;      /* absolute part of the limit: the rounding of `right` */
+    double right;      /* the number that slack belongs to; 0: slack fits any number */
+    int has_right;     /* `right` is used, not the sum of all sums over that of all counts */
+    double copies;     /* how often a mistake may add `right` and its rounding; 0: never */
+    double noise;      /* relative error of a factor, if below tolerance; 0: tolerance */
+    int shares;        /* sums are shares of one mean: groups have no means of their own */
+    int may_be_norms;  /* got and want may be roots of sums of squares */
+    /* Whose number `got` is. A mistake that uses one group's sum or count may use only groups i
+       with i % own_of == own; own_of 0: any group, -1: none. */
     int64_t own, own_of;
 } law;
 
-/* Roundings grow with a number that is `right` several times. */
+/* A number that is `right` several times has its rounding as often. */
 static inline double law_limit(const law *l, double want) {
     double times = l->right != 0 ? fmin(fabs(want / l->right), l->copies) : 1;
     return l->tolerance * fabs(want) + l->slack * fmax(times, 1);
@@ -40,7 +40,7 @@ static inline int law_equal(const law *l, double got, double want) {
     return isfinite(want) && fabs(got - want) <= law_limit(l, want);
 }
 
-/* Beyond the limit, by less than half of it. */
+/* Within 1.5 limits; called for numbers beyond the limit. */
 static inline int law_marginal(const law *l, double want) {
     return fabs(l->got - want) <= 1.5 * law_limit(l, want);
 }
@@ -56,7 +56,7 @@ static inline int law_scales(const mistake *m) {
     return m->scale.sp || m->scale.dp || m->scale.accumulation;
 }
 
-/* What would tell mistakes apart whose factors are equal here. */
+/* Says which sizes tell the named mistakes apart: their factors are equal here. */
 static inline void law_say_apart(verdict *v, const law *l) {
     verdict_say(v,
                 "these give the same factor at sp %lld, dp %lld, accumulation %lld; run once "
@@ -64,7 +64,8 @@ static inline void law_say_apart(verdict *v, const law *l) {
                 (long long)l->sp, (long long)l->dp, (long long)l->accumulation);
 }
 
-/* Two mistakes on different sizes, whose product is the factor. */
+/* Whether two mistakes, in different sizes (sp, dp, accumulation), give the factor together.
+   There are many pairs, so the tolerance is `noise` if that is smaller. */
 static inline int law_is_pair(const law *l, const mistake *a, const mistake *b) {
     law exact = *l;
     int same = (a->scale.sp && b->scale.sp) || (a->scale.dp && b->scale.dp) ||
@@ -75,7 +76,7 @@ static inline int law_is_pair(const law *l, const mistake *a, const mistake *b) 
            law_equal(&exact, l->got, l->want * first * second);
 }
 
-/* The pair, if one alone gives the factor; of several none is named. */
+/* Names the pair that gives the factor. If several pairs do, it lists them and names none. */
 static inline void law_name_pairs(const law *l, verdict *v) {
     const mistake *of[2] = {NULL, NULL};
     char text[280] = "";
@@ -98,7 +99,7 @@ static inline void law_name_pairs(const law *l, verdict *v) {
     for (int i = 0; i < 2 && pairs == 1; i++) verdict_name(v, of[i]);
 }
 
-/* A norm of one rank's shard has no exact factor: about 1 / sqrt(P). */
+/* The norm of one rank's shard has no exact factor: it is about 1 / sqrt(P) of the whole. */
 static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
     double shard = 1 / sqrt((double)l->sp);
     verdict_say(v, "no product of powers of sp, dp and accumulation is %.6g", ratio);
@@ -111,7 +112,7 @@ static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
                    "(--sums, --counts), a lost target, or the attention itself");
 }
 
-/* Squares of copies, added. */
+/* A norm that counts n copies of each gradient is sqrt(n) times the right one. */
 static inline void law_name_copies(const law *l, verdict *v) {
     double copies[] = {(double)l->sp, (double)l->dp, (double)(l->sp * l->dp)};
     for (int i = 0; i < 3 && !v->count; i++) {
@@ -124,6 +125,8 @@ static inline void law_name_copies(const law *l, verdict *v) {
     }
 }
 
+/* Single mistakes come first, then copies in a norm, then pairs of mistakes: the fewest
+   mistakes are the likeliest. */
 static inline void law_judge_ratio(const law *l, verdict *v) {
     double ratio = l->got / l->want;
     verdict_say(v,
@@ -171,7 +174,7 @@ static inline double law_total(const double *x, int64_t n) {
     return sum;
 }
 
-/* The loss that a mistake makes of them; where it is a group's own, of group `which`. */
+/* The loss that a mistake makes of sums and counts; which: the group, if it uses only one's. */
 static inline double law_mean(const law *l, mistake_mean mean, int64_t which) {
     double sum = law_total(l->sums, l->groups), count = law_total(l->counts, l->groups);
     double means = 0, filled = 0;
@@ -199,7 +202,7 @@ static inline int law_has_empty(const law *l) {
     return 0;
 }
 
-/* Whether the mistake gives this number, and not the right one as well. */
+/* Whether the mistake gives `got`, and its number is not the right one. */
 static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
     double x = law_mean(l, mean, which);
     double right = l->has_right ? l->right : law_mean(l, MEAN_NONE, 0);
@@ -209,7 +212,7 @@ static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
 static inline int law_matches(const law *l, const mistake *m) {
     int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN || m->mean == MEAN_OWN_SHARE;
     if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
-    if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* a mean of means */
+    if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* as MEAN_OF_MEANS */
     if (m->mean == MEAN_NONE || (l->shares && m->mean != MEAN_OVER_GROUPS)) return 0;
     if (!own) return law_gives(l, m->mean, 0);
     for (int64_t i = 0; l->own_of >= 0 && i < l->groups; i++)
@@ -228,6 +231,7 @@ static inline void law_name_means(const law *l, verdict *v) {
         if (law_matches(l, &mistakes[i])) verdict_name(v, &mistakes[i]);
 }
 
+/* A right number is evidence only where the mean of means is another one. */
 static inline void law_judge_mean(const law *l, verdict *v) {
     double right = law_mean(l, MEAN_NONE, 0);
     verdict_say(v, "got %.9g; the sums %.9g over the counts %.9g are %.9g (tolerance %g)",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* stages.h - the stages of a verdict, one after the other, as data flow; what each needs of a
- * dump, and what was said of it. */
+/* stages.h - the stages of a verdict, in the order of data flow: what each needs of a dump, and
+ * its verdict. */
 #ifndef ORACLE_STAGES_H
 #define ORACLE_STAGES_H
 #include "oracle/dump/rows.h"
@@ -23,7 +23,7 @@ enum {
     STAGES
 };
 static const struct {
-    const char *name, *needs; /* without which it is not judged */
+    const char *name, *needs; /* needs: tensors, metadata and options that the stage requires */
 } stage_names[STAGES] = {
     {"places", "index"},
     {"positions", "index and positions"},
@@ -43,8 +43,8 @@ static const struct {
 typedef struct stage {
     int judged;
     verdict v;       /* if judged */
-    char lacks[200]; /* if not: what this very dump lacks; "": all that the stage takes */
-    int foreign;     /* of other objectives than the dump's */
+    char lacks[200]; /* if not judged: what this dump lacks; "": stage_names says it */
+    int foreign;     /* 1: the dump's objective does not have this stage */
 } stage;
 
 /* Whether the objective has the stage at all. */
@@ -60,7 +60,7 @@ static inline int stage_is_of(int i, const dump_facts *f) {
     }
 }
 
-/* What is shown: a stage of other objectives is missed by nobody. */
+/* Reports list a stage that was not judged only if the dump's objective has it. */
 static inline int stage_is_listed(const stage *s) { return s->judged || !s->foreign; }
 
 static inline int stages_listed(const stage *stages) {
@@ -86,7 +86,7 @@ static inline verdict *stage_begin(stage *s, verdict_kind kind) {
     return &s->v;
 }
 
-/* Of what several rows or ranks show, wrong counts most, then right. */
+/* The greatest weight wins among several rows, ranks or stages. */
 static inline int verdict_weight(verdict_kind kind) {
     return kind == VERDICT_WRONG      ? 3
            : kind == VERDICT_MARGINAL ? 2

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* summary.h - the verdict on a whole dump from those of its stages, and in a line what was
- * judged and what was not. */
+/* summary.h - the verdict on a whole dump from its stages' verdicts, and one line that says
+ * what was judged and what was not. */
 #ifndef ORACLE_SUMMARY_H
 #define ORACLE_SUMMARY_H
 #include "checks.h"
@@ -14,8 +14,8 @@ static inline const stage *worst_stage(const stage *stages) {
     return worst;
 }
 
-/* Attention that is wrong in no way that its own numbers tell may be told by what becomes of
-   the model with it, which --model says. */
+/* If attention is the worst stage but names no mistake, returns a stage that does: with
+   --model, log-probs and gradients are also compared with models that make such a mistake. */
 static inline const stage *named_by_model(const stage *stages, const stage *worst) {
     for (int i = LOG_PROBS; i <= GRADIENTS && worst == &stages[ATTENTION]; i++) {
         const verdict *v = &stages[i].v;
@@ -30,7 +30,8 @@ static inline const stage *named_by_model(const stage *stages, const stage *wors
 /* Sets of stages, as bits. */
 static inline int stage_bit(int i) { return 1 << i; }
 
-/* Whether a stage keeps the whole from a pass. required: the stages that must be judged. */
+/* Whether a stage alone makes the whole verdict insufficient. required: bits of the stages that
+   must be judged. */
 static inline int stage_shows_nothing(const stage *stages, int i, int required) {
     return stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
                             : (required & stage_bit(i)) != 0;
@@ -42,7 +43,7 @@ static inline int judges_more_than_places(const stage *stages) {
     return 0;
 }
 
-/* A pass needs all that was judged to be right, and more than places and positions. */
+/* To pass, every judged stage must be right, and one besides places and positions be judged. */
 static inline verdict whole_verdict(const stage *stages, int required) {
     const stage *worst = named_by_model(stages, worst_stage(stages));
     verdict v = {.kind = VERDICT_INSUFFICIENT};
@@ -55,7 +56,7 @@ static inline verdict whole_verdict(const stage *stages, int required) {
     return v;
 }
 
-/* ---- in a line ---- */
+/* ---- the line ---- */
 
 typedef struct summary {
     char text[1600];
@@ -78,13 +79,14 @@ static inline int summary_add_kind(summary *s, const stage *stages, verdict_kind
     return count;
 }
 
-/* "s": the name is one of several things. */
+/* Whether the stage's name is a plural in s, for the verb behind it. */
 static inline int stage_is_plural(int i) {
     const char *name = stage_names[i].name, *end = name + strlen(name) - 2;
     return end[1] == 's' && end[0] != 's'; /* not loss */
 }
 
-/* Evidence begins with numbers; why they show nothing is in its second sentence. */
+/* Says why a stage shows nothing: in evidence, the first sentence gives numbers, the second the
+   reason. */
 static inline void summary_add_silent(summary *s, const stage *stage, int i) {
     const char *why = stage->judged ? stage->v.line[stage->v.lines > 1] : stage_needs(stage, i);
     summary_add(s, "%s%s ", *s->text ? "; " : "", stage_names[i].name);
@@ -96,7 +98,7 @@ static inline void summary_add_silent(summary *s, const stage *stage, int i) {
         summary_add(s, "not judged: it takes %s", why);
 }
 
-/* Gradients are what training goes by: a verdict without them says so. hint: what to give. */
+/* Only gradients change the model, so a verdict without them says so. hint: options to give. */
 static inline void summary_add_gradients(summary *s, const stage *stages, const char *hint) {
     const stage *g = &stages[GRADIENTS];
     if (g->judged) return;
@@ -117,7 +119,7 @@ static inline void summary_add_judged(summary *s, const stage *stages, verdict_k
         summary_add(s, " (%d of %d stages)", stages_judged(stages), stages_listed(stages));
 }
 
-/* "": the verdict says it all, as what is wrong does. */
+/* "" for a wrong verdict: its own headline is printed instead. */
 static inline void summarize(summary *s, const stage *stages, const verdict *v, int required,
                              const char *hint) {
     *s->text = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* tell_apart.h - what to measure where several mistakes give one number: the step in which each of
- * them gives another one. */
+/* tell_apart.h - what to measure if several mistakes give the same number: a step in which each
+ * of them gives a different number. */
 #ifndef ORACLE_TELL_APART_H
 #define ORACLE_TELL_APART_H
 #include "verdict.h"
@@ -33,7 +33,7 @@ static const struct {
     {" gathered_in_rank_order side_tensor_not_split ",
      "zigzag or stripe, several documents, and numbers that differ from token to token"}};
 
-/* The names of a wrong verdict that are of this entry. */
+/* Writes to `names` those mistakes of the verdict that this entry's list `of` contains. */
 static inline void apart_list(const verdict *v, const char *of, char *names, size_t size) {
     *names = 0;
     for (int i = 0; i < v->count; i++) {
@@ -45,7 +45,7 @@ static inline void apart_list(const verdict *v, const char *of, char *names, siz
     }
 }
 
-/* Of several names, how to find the one. */
+/* If several mistakes are named, says which step tells them apart. */
 static inline void apart_say(verdict *v) {
     char names[240];
     if (v->count < 2) return;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* verdict.h - what seqpar-verify says of a thing it was shown, as text, as JSON and as an exit
- * code. */
+/* verdict.h - a verdict of seqpar-verify, as text, as JSON and as an exit code. */
 #ifndef ORACLE_VERDICT_H
 #define ORACLE_VERDICT_H
 #include <cjson/cJSON.h>
@@ -18,17 +17,17 @@ typedef enum verdict_kind {
     VERDICT_FILE = 3,
     VERDICT_INSUFFICIENT = 4,
     VERDICT_VOID = 6,     /* the two references disagree */
-    VERDICT_SURVIVED = 7, /* a mutant, which a test did not see */
+    VERDICT_SURVIVED = 7, /* a mutant was not detected */
     VERDICT_MARGINAL = 5, /* beyond the limit, by less than half of it; 0 without --strict */
-    VERDICT_CLOSE = 8     /* not equal, by no more than roundings; no exit code: 0, or 5 */
+    VERDICT_CLOSE = 8     /* equal but for rounding; exit code 0, with --strict 5 */
 } verdict_kind;
 
 enum { VERDICT_LINES = 16 };
 typedef struct verdict {
     verdict_kind kind;
-    const mistake *named[MISTAKES]; /* of a wrong one; none: no known mistake gives this */
+    const mistake *named[MISTAKES]; /* (count) if wrong; count 0: no known mistake */
     int count, lines;
-    int all;                       /* all that are named were made, not one of them */
+    int all;                       /* 1: all named mistakes were made; 0: one of them */
     char line[VERDICT_LINES][320]; /* the evidence, in sentences */
 } verdict;
 
@@ -40,7 +39,7 @@ static inline uint32_t utf8_value(const unsigned char *s, int length) {
     return value;
 }
 
-/* Bytes of the character that begins here; 0: none that XML, HTML and JSON allow as it is. */
+/* Bytes of the UTF-8 character at s; 0: invalid, or forbidden in XML, HTML or JSON. */
 static inline int text_character(const unsigned char *s) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     int length = s[0] < 0x80   ? 1
@@ -59,7 +58,7 @@ static inline int text_character(const unsigned char *s) {
     return length;
 }
 
-/* Names come from files, and evidence cuts them anywhere: what is no character becomes '?'. */
+/* Names come from files, and evidence may cut a character in two: invalid bytes become '?'. */
 static inline void text_mend(char *text) {
     while (*text) {
         int length = text_character((const unsigned char *)text);
@@ -79,7 +78,7 @@ static inline void verdict_say(verdict *v, const char *format, ...) {
     text_mend(v->line[v->lines++]);
 }
 
-/* The sentence that was said last becomes the second: the headline takes that for the reason. */
+/* Moves the last sentence to the second place, where the headline takes the reason from. */
 static inline void verdict_say_earlier(verdict *v) {
     char last[sizeof v->line[0]];
     if (v->lines < 3) return;
@@ -106,7 +105,7 @@ static inline const char *verdict_word(const verdict *v) {
 
 enum { PAGE = 96 };
 
-/* Behind a label of `indent` columns, on as many lines as the page's width asks for. */
+/* Prints text after a label of `indent` columns, wrapped at PAGE columns. */
 static inline void print_words(FILE *out, int indent, const char *text) {
     int column = indent;
     while (*text) {
@@ -125,7 +124,7 @@ static inline void print_wrapped(FILE *out, const char *label, const char *text)
     print_words(out, fprintf(out, "    %-9s", label), text);
 }
 
-/* What is said of a mistake: key of JSON, label of text. */
+/* Fields of a mistake: the key in JSON, the label in text. */
 static const struct {
     const char *key, *label;
     size_t offset;
@@ -138,7 +137,7 @@ static const struct {
                       {"seen", "seen", offsetof(mistake, seen)}};
 enum { MISTAKE_FIELDS = sizeof mistake_fields / sizeof *mistake_fields };
 
-/* seen is NULL where no thread is known. */
+/* NULL for `seen` if no public issue thread is known. */
 static inline const char *mistake_field(const mistake *m, int field) {
     return *(const char *const *)((const char *)m + mistake_fields[field].offset);
 }
