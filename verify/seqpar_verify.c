@@ -577,12 +577,13 @@ static int judge_mutant(const char *of, const char *its_model, verdict *v) {
 static void print_mutant(const mutant *m) {
     char said[160];
     snprintf(said, sizeof said, "%s%.63s",
-             m->kind == VERDICT_RIGHT    ? "right"
-             : m->kind != VERDICT_WRONG  ? "insufficient"
-             : m->named && m->among == 1 ? "named"
-             : m->named                  ? "named among several"
-             : m->among                  ? "taken for "
-                                         : "wrong, not named",
+             m->kind == VERDICT_RIGHT      ? "right"
+             : m->kind == VERDICT_MARGINAL ? "marginal"
+             : m->kind != VERDICT_WRONG    ? "insufficient"
+             : m->named && m->among == 1   ? "named"
+             : m->named                    ? "named among several"
+             : m->among                    ? "taken for "
+                                           : "wrong, not named",
              m->other);
     printf("%-4s %-32s %-22s%s\n", m->objective, *m->name ? m->name : "(none)", said,
            m->seen < 0 ? ""

@@ -170,6 +170,10 @@ static void test_others(void) {
     s.count[3][1] = NAN;
     expect(1, "wrong: unknown", "first at rank 3, micro-batch 1: nan");
     test_end("dump_counts_unknown");
+    divide_by(0, 0, 0, 0, 1);
+    s.count[0][0] = 0;
+    expect(1, "wrong: unknown", "first at rank 0, micro-batch 0: 0, and the step has");
+    test_end("dump_counts_first_zero");
     divide_by(0, 0, 0, 0, 1.7);
     expect(1, "wrong: unknown", "first at rank 0, micro-batch 0");
     test_end("dump_counts_factor");

@@ -164,6 +164,23 @@ static void test_odd_but_right(void) {
     expect_right("gae_without_documents", "rewards not judged: it takes");
 }
 
+/* Where no mistake of ranks would show, right numbers prove nothing; wrong ones are wrong. */
+static void test_nothing_cut(void) {
+    make_gae(SEQPAR_LAYOUT_ZIGZAG, 2, 1, 2);
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) s.of[dp][a].values[t] = 0;
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < s.of[dp][a].docs; d++) s.of[dp][a].rewards[d] = 0;
+    set_gae(WHOLE);
+    expect(4, "insufficient", "no recursion that is cut between ranks would show");
+    test_end("gae_nothing_cut");
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) s.of[dp][a].advantages[t] += 0.5;
+    set_loss(right_loss());
+    expect(1, "wrong: unknown", "rewards wrong: advantages");
+    test_end("gae_nothing_cut_but_wrong");
+}
+
 /* Four tokens whose advantages and returns are known to many digits. */
 static void test_golden(void) {
     static const double values[] = {0.3, 0.4, 0.1, 0.6}, rewards[] = {-0.01, 0.02, -0.005, 1.5};
@@ -313,6 +330,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_right();
     test_odd_but_right();
+    test_nothing_cut();
     test_golden();
     test_mistakes();
     test_whitening();

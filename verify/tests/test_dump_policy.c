@@ -32,6 +32,25 @@ static void test_policy(const char *reduction) {
     expect_loss(NAN, by_sequence() ? "nan_of_an_empty_rank" : "unknown", "got nan");
 }
 
+/* Ratios far below the clip: the loss is |A| (1 - clip_low) and rounds as that does. */
+static void test_low_ratios(void) {
+    begin("ppo", 3, 2, 1);
+    s.kl_coef = 0;
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    s.dtype = SEQPAR_SAFETENSORS_BF16;
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        row *r = &s.of[dp][a];
+        r->old_logp[t] = -1 - 0.01 * (double)(t % 50);
+        r->logp[t] = r->old_logp[t] - (t % 11 ? 8 : 7);
+        r->advantages[t] = -fabs(r->advantages[t]) - 0.1;
+    }
+    set_loss(right_loss());
+    s.without = "rewards"; /* which advantages would have to agree with */
+    expect_right("policy_low_ratios", "loss right");
+}
+
 /* ---- GSPO ---- */
 
 enum { WHOLE, OF_PART, OF_SHARE, OF_TOKEN };
@@ -355,6 +374,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_policy("token");
     test_policy("sequence");
+    test_low_ratios();
     test_gspo("sequence");
     test_gspo("token");
     test_advantages();

@@ -110,7 +110,7 @@ static inline int attend_is_found(const attend_case *c, const char *name) {
 static inline int attend_try_both(attend_case *c, const char *name, const char *form,
                                   const attend_way *w) {
     if (c->forward_is_right) return 0;
-    if (attend_is_long(c, attend_cost(c->p, w)) && !attend_is_likely(c, name)) return 0;
+    if (!attend_is_likely(c, name) && attend_is_long(c, attend_cost(c->p, w))) return 0;
     if (attend_forward(c->p, w, NULL, &c->x)) return -1;
     attend_consider(c, OF_FORWARD, name, form, &c->x);
     if (attend_work(c->p) > ATTEND_LARGE && attend_open(c, OF_FORWARD) &&

@@ -62,6 +62,7 @@ static inline int64_t attend_document_of(const attend *p, int64_t token) {
 static inline void attend_say_runs(attend_where_rows *w, const attend_tally *t, int64_t n,
                                    const char *what, const int64_t *number) {
     int64_t runs = 0, clean = 0, end = 0;
+    int said = 0;
     for (int64_t i = 0; i < n; i++) {
         runs += t[i].off && (!i || !t[i - 1].off);
         clean += t[i].all && !t[i].off;
@@ -72,7 +73,7 @@ static inline void attend_say_runs(attend_where_rows *w, const attend_tally *t, 
         end = i + 1;
         if (!t[i].off) continue;
         while (end < n && t[end].off) end++;
-        attend_append(w, " %lld", (long long)(number ? number[i] : i));
+        attend_append(w, said++ ? ", %lld" : " %lld", (long long)(number ? number[i] : i));
         if (end > i + 1)
             attend_append(w, "..%lld", (long long)(number ? number[end - 1] : end - 1));
     }

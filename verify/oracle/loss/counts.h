@@ -146,12 +146,13 @@ static inline int counts_is_factor(const step_counts *c, double k) {
 /* Whether every divisor is *factor times its group's sum, with one factor for all. A group with
    sum 0 has no loss, so its divisor is not checked. */
 static inline int counts_fit(step_counts *c, int apart, size_t field, double *factor) {
+    int begun = 0;
     *factor = 0;
     counts_sum(c, c->group, apart, field);
     for (int64_t i = 0; i < c->cells; i++) {
         double want = c->group[counts_group(c, i, apart)], got = c->cell[i].got_count;
         if (want == 0) continue;
-        if (*factor == 0) *factor = got / want;
+        if (!begun++) *factor = got / want;
         if (!is_about(got, *factor * want)) return 0;
     }
     return counts_is_factor(c, *factor);
@@ -306,6 +307,6 @@ static inline double check_divisors(stage *s, step_counts *c) {
         else
             sums_judge(c, &s->v);
     }
-    return counts_divisor(s, c, counts && no_count<0, sums> 0);
+    return counts_divisor(s, c, (counts && no_count < 0), (sums > 0));
 }
 #endif

@@ -359,12 +359,12 @@ static inline void gae_judge(gae_step *g, verdict *v, int returns) {
             verdict_say(v, "a value or a reward is NaN or Inf already");
             return;
         }
-    if (!g->count || (!gae_any_shows(g) && g->f->sp > 1)) {
+    accepted = gae_accepted(g);
+    if (!g->count || (accepted && !gae_any_shows(g) && g->f->sp > 1)) {
         verdict_say(v, "no recursion that is cut between ranks would show; dump a step with "
                        "responses that several ranks hold, unequal values and rewards");
         return;
     }
-    accepted = gae_accepted(g);
     v->kind = accepted ? VERDICT_RIGHT : VERDICT_WRONG;
     if (accepted)
         verdict_say(v, "%s of %lld tokens: %s", g->what, (long long)g->count, accepted);

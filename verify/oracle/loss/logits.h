@@ -25,7 +25,8 @@ typedef struct logits_check {
     double *logits, *before;  /* (vocab) of the rank's current row, and of the row before */
     double lse, lse_before;   /* log-sum-exp of each */
     double most, most_before; /* largest magnitude of each */
-    double unit, logp_unit;   /* relative rounding of logits, of log-probs */
+    double unit, logp_unit;   /* relative rounding of a rank's logits, of log-probs */
+    double coarsest;          /* the largest unit of all ranks */
     double *logp;             /* (tokens) recomputed, for a dump without log-probs */
     double worst;             /* largest distance, as a multiple of its limit */
     int64_t judged, off[PICKS], shown[PICKS], first, outside;
@@ -165,6 +166,7 @@ static inline int logits_rank(logits_check *c, int64_t rank) {
     c->unit = t->dtype == SEQPAR_SAFETENSORS_BF16  ? 0x1p-8
               : t->dtype == SEQPAR_SAFETENSORS_F16 ? 0x1p-11
                                                    : 0;
+    c->coarsest = fmax(c->coarsest, c->unit);
     token = logits_tokens(c->row, rank, count);
     c->logits = (double *)calloc((size_t)c->vocab, sizeof *c->logits);
     c->before = (double *)calloc((size_t)c->vocab, sizeof *c->before);
@@ -252,7 +254,7 @@ static inline int check_logits(stage *s, dump *d, dump_row *row, int64_t dp, int
     if (!d->error.status) logits_judge(&c, s);
     if (c.logp && !d->error.status && !c.outside) {
         row->logp = c.logp;
-        row->unit.logp = c.unit > 0 ? c.unit : 0x1p-24;
+        row->unit.logp = c.coarsest > 0 ? c.coarsest : 0x1p-24;
     } else {
         free(c.logp);
     }

@@ -126,7 +126,8 @@ static inline void policy_side_ways(const dump_facts *f, const dump_row *row, in
     }
 }
 
-/* Derivatives of a token's loss without the clip; size: sum of its terms' absolute values. */
+/* Bounds of the derivatives of a token's loss; size: sum of its terms' absolute values. Only the
+   clip from below, of a bad token, makes them larger than they are without a clip. */
 typedef struct token_slopes {
     double logp, old_logp, advantage, reference, size;
 } token_slopes;
@@ -134,15 +135,16 @@ typedef struct token_slopes {
 static inline token_slopes token_slopes_of(const dump_facts *f, const dump_row *row, int64_t t,
                                            const sequence_ratio *of) {
     token_slopes s = {.logp = -1, .size = fabs(row->logp[t])};
-    double ratio, d;
+    double ratio, most, d;
     if (f->objective != DUMP_PPO) return s;
     ratio = exp(of ? of->whole : row->logp[t] - row->old_logp[t]);
+    most = row->advantages[t] < 0 ? fmax(ratio, 1 - f->clip_low) : ratio;
     d = f->kl_coef > 0 ? row->ref_logp[t] - row->logp[t] : 0;
     s.old_logp = row->advantages[t] * ratio;
-    s.advantage = -ratio;
+    s.advantage = -most;
     s.reference = f->kl_coef * expm1(d);
     s.logp = -s.old_logp - s.reference;
-    s.size = fabs(s.old_logp) + f->kl_coef * k3(d);
+    s.size = fabs(row->advantages[t]) * most + f->kl_coef * k3(d);
     return s;
 }
 
