@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FACTOR, LIMIT = 16, 240
 SCALED = {"train_batch_size", "micro_train_batch_size", "rollout_batch_size", "micro_rollout_batch_size", "max_len", "prompt_max_len",
           "generate_max_len", "cutoff_len", "sequence_len", "max_samples", "per_device_train_batch_size", "micro_batch_size"}

@@ -4,7 +4,7 @@
 # Each absence is planted once, in suites of a few lines beside a copy of ci/run.sh; and every suite of verify/ is run by one.
 cd "$(dirname "$0")/../.." || exit 1
 out=build/test_absence
-rm -rf $out; mkdir -p $out/ci $out/verify $out/build
+rm -rf $out; mkdir -p $out/ci $out/verify/tests $out/build
 passed=0 failed=0
 ok() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }

@@ -63,7 +63,7 @@ done
 cp -r $out/right/got $out/gone; rm $out/gone/rank2.safetensors
 says oracle_gone 3 $out/gone
 # the suites of dumps, which ask this oracle: each kind of step, and nothing is left behind
-suites="policy values step pairs objectives logits shares"
+suites="policy values step pairs objectives logits shares counts gae means preferences on_policy"
 make --no-print-directory -s $(printf 'build/test_dump_%s ' $suites) >>$out/build.log 2>&1 || fail parsers_build_dumps "$(grep -m 1 -E 'error|undefined' $out/build.log)"
 mkdir -p $out/dumps/build
 ln -sf ../../seqpar-verify $out/dumps/build/seqpar-verify
