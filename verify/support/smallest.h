@@ -40,7 +40,7 @@
    DEMO_(ROPE_KEYS|FAMILY_KEYS|COLUMNS|MODEL_NUMBERS|NOTES|FIGURES|REWARDS|INPUTS)|UPDATE_COLUMNS|NUMBERS  lists
    DEMO_TOKEN_MAPS              maps whose loss has a sentence; one more has none
    ADVANTAGE_WAYS|ANSWERS|APARTS|SHARE_FORMS|WAY_REPORTED|VERDICT_LINES  lists
-   PAGE|GALLERY_COLUMN|CHART_.*|STRIP_.*|TENSORS_SHOWN|figures\.h:(16|18)|plot\.h:64  pages and pictures
+   PAGE|GALLERY_COLUMN|CHART_.*|STRIP_.*|TENSORS_SHOWN|report_pictures\.h:(16|18)|plot\.h:64  pages and pictures
    TOKENS|HEAD_DIM|seqpar\.h:999  the sample in seqpar.h
 
    How sure the oracle is, and --dry_run; another number is another verdict:
