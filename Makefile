@@ -16,15 +16,16 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_prm train_ppo train_rm generate seqpar make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_dump*.c)))
-SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
+SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab
 
-.PHONY: suites mutants certificate uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: lessons suites mutants certificate uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
 	@echo "make check   all tests (SUITES=\"fold pack\": some); the last line is 'N passed, N failed'"
+	@echo "make lessons  nine lessons on sequence parallelism as one page, build/lessons.html (demos/lessons)"
 	@echo "make quick   what one types while editing (half a minute, once built)"
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make mutants  draws mistakes and says which of them no suite sees (SEED=7 COUNT=50: an hour or more)"
@@ -71,7 +72,7 @@ verify: setup $(VERIFY)
 IN_C = $(patsubst verify/tests/test_%.c,%,$(wildcard $(SUITES:%=verify/tests/test_%.c)))
 check: setup
 	@sh ci/words.sh $(SUITES)
-	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme inputs oracle oracle_reports oracle_manual oracle_bar oracle_refused python pip fuzz parsers smallest,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
+	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme inputs oracle oracle_reports oracle_manual oracle_bar oracle_refused python pip fuzz parsers smallest,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),build/verify_sp) $(if $(filter lessons,$(SUITES)),$(LESSON_NEEDS)) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
 # Mistakes drawn by a seed, and whether the suites see them: verify/mutants/run.py. Hours; not a part of check.
@@ -117,6 +118,13 @@ readme: build/02_layouts build/test_attn build/test_plan build/picture build/tes
 	@$(ORACLE) list --markdown > verify/pages/MISTAKES.md
 	@$(ORACLE) list --gallery --markdown > verify/pages/GALLERY.md
 	@for page in README.md demos/README.md verify/pages/design.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
+
+# The pages of demos/lessons with their numbers and pictures made anew, and all of them as one page.
+LESSON_NEEDS = build/lesson build/06_curves_lie $(ORACLE)
+lessons: setup $(LESSON_NEEDS)
+	@bash ci/lessons.sh build/lessons
+	@cp -r build/lessons/*.md build/lessons/pictures build/lessons/zh demos/lessons/
+	@if [ -e build/lessons/lessons.html ]; then mv build/lessons/lessons.html build/lessons.html && echo build/lessons.html; fi
 
 # One hash for each objective, whoever computes; where there is an mpicc, processes too.
 certificate: demos $(if $(shell command -v mpicc),mpi)
@@ -203,6 +211,10 @@ build/seqpar build/nvcc/seqpar: LDLIBS += -lyaml
 build/seqpar: $(wildcard demos/program/*.h)
 build/%: demos/%.c build/seqpar.o $(TRAINER_HEADERS) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
+
+build/lesson: demos/lessons/lesson.c $(wildcard demos/lessons/*.h) seqpar.h demos/trainer/base/files.h
+	@mkdir -p build
+	$(CC) $(CPPFLAGS) $(CFLAGS) -O1 $< -o $@ -lm -lpthread
 
 # The one that has nothing of the library.
 build/00_by_hand: demos/00_by_hand.c

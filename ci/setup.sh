@@ -28,6 +28,10 @@ mpichrun mpich                 command -v mpirun.mpich
 ip       iproute2              command -v ip
 python   python3               command -v python3
 numpy    python3-numpy         ci/python_with.sh numpy
+cmark    cmark-gfm             command -v cmark-gfm
+chromium chromium              command -v chromium
+driver   chromium-driver       command -v chromedriver
+selenium python3-selenium      ci/python_with.sh selenium
 LIST
 }
 compiles() { echo 'int main(void) { return 0; }' | cc -include "$1" -x c - $2 -o /dev/null; }
@@ -38,6 +42,8 @@ needs() {
     setup | demos | certificate) echo curl yaml ;;
     cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_fuzz | test_parsers | test_smallest) echo curl ;;
     mpi) echo curl mpicc mpirun ;;
+    lessons) echo cmark ;;
+    test_lessons) echo 'python? cmark? chromium? driver? selenium?' ;;
     test_headers) echo c++ objdump ;;
     test_cuda) echo c++ ;;
     test_bad_input | test_oracle_refused | test_lora) echo python ;;

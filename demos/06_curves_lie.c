@@ -159,7 +159,9 @@ static int draw(const char *path, const char *title, const char *y_label, const 
                       .y_label = y_label,
                       .series = series,
                       .series_count = 2,
-                      .log_y = true};
+                      .log_y = true,
+                      .width = 480,
+                      .height = 320};
     demo_error error;
     if (!demo_plot_write(path, &plot, &error)) return 0;
     return fprintf(stderr, "%s\n", error.text), 1;

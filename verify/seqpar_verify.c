@@ -34,6 +34,7 @@
 #include "oracle/synthetic/mutants.h"
 #include "oracle/loss/on_policy.h"
 #include "oracle/synthetic/operations.h"
+#include "oracle/synthetic/quiz.h"
 #include "oracle/dump/same_step.h"
 #include "oracle/verdict/summary.h"
 #ifdef __GLIBC__
@@ -56,7 +57,7 @@ static made_desc making = {.layout = "zigzag",
                            .seed = 1};
 static run_desc running = {.layout = "zigzag"};
 static int as_json, as_markdown, as_gallery, strict;
-static int64_t level = 1;
+static int64_t level = 1, quiz_number;
 
 static const char *const layouts[] = {"contiguous", "zigzag", "zigzag-doc", "stripe", NULL};
 static const char *const objectives[] = {"sft", "dpo", NULL};
@@ -119,6 +120,8 @@ static option options[] = {
     {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0, mistake_names},
     {"gen", "questions", "", OPTION_FLAG, &making.questions, "without what is to be computed",
      0},
+    {"gen", "quiz", "N", OPTION_SIZE, &quiz_number,
+     "a wrong step for the lessons, whose mistake it does not name", 0},
     {"run", "OPERATION", "", OPTION_NAME, &running.operation, "one of those below", 0,
      operation_names},
     {"run", "DUMP", "", OPTION_NAME, &running.in, "a folder with a file of every rank", 0},
@@ -141,6 +144,8 @@ static option options[] = {
     {"mutants", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
     {"explain", "NAME", "", OPTION_NAME, &name, "of a mistake; seqpar-verify list has all", 0,
      mistake_names},
+    {"explain", "quiz", "N", OPTION_SIZE, &quiz_number,
+     "in place of a name: the mistake of gen --quiz N", 0},
     {"list", "markdown", "", OPTION_FLAG, &as_markdown, "as a page", 0},
     {"list", "gallery", "", OPTION_FLAG, &as_gallery,
      "public bugs in place of mistakes, and how each would be seen", 0},
@@ -454,10 +459,45 @@ static int run_on_policy(void) {
 
 /* ---- gen ---- */
 
+/* NULL with a sentence on stderr: there is no quiz with this number. */
+static const quiz *find_quiz(void) {
+    const quiz *q = quiz_at(quiz_number);
+    if (!q)
+        fprintf(stderr, "error: --quiz is %lld; give 1 to %d\n", (long long)quiz_number,
+                QUIZZES);
+    return q;
+}
+
+/* A quiz decides everything but where it is written. 0, or an exit code. */
+static int gen_quiz(void) {
+    static const char *const decided[] = {"layout",  "objective", "sp",   "dp",
+                                          "tokens",  "docs",      "seed", "accumulation",
+                                          "mistake", "questions"};
+    const quiz *q = find_quiz();
+    if (!q) return VERDICT_USAGE;
+    for (size_t i = 0; i < sizeof decided / sizeof *decided; i++)
+        if (given_to("gen", decided[i])) {
+            fprintf(stderr,
+                    "error: --%s and --quiz: a quiz decides it; leave out one of them\n",
+                    decided[i]);
+            return VERDICT_USAGE;
+        }
+    making = quiz_desc(q, making.out);
+    return 0;
+}
+
+/* What was planted, as it may be said: the reader of a quiz is to find it. */
+static const char *planted_name(void) {
+    return quiz_number ? "a mistake" : making.mistake ? making.mistake : "";
+}
+
 static int run_gen(void) {
     seqpar_error error = {0};
     cJSON *o;
+    int status = 0;
     if (!making.out) return usage("gen needs --out, a folder to be made");
+    if (quiz_number) status = gen_quiz();
+    if (status) return status;
     if (made_make(&making, &error)) {
         fprintf(stderr, "error: %s\n", error.text);
         return error.status == SEQPAR_ERR_OPTION ? VERDICT_USAGE : VERDICT_FILE;
@@ -466,13 +506,12 @@ static int run_gen(void) {
         printf("%s/got  the step on %lld ranks%s%s\n%s/want  the same on one rank\n"
                "%s/model  a Llama folder\n",
                making.out, (long long)(making.sp * making.dp),
-               making.mistake ? ", with " : ", right", making.mistake ? making.mistake : "",
-               making.out, making.out);
+               making.mistake ? ", with " : ", right", planted_name(), making.out, making.out);
         return 0;
     }
     o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "out", making.out);
-    cJSON_AddStringToObject(o, "mistake", making.mistake ? making.mistake : "");
+    cJSON_AddStringToObject(o, "mistake", planted_name());
     json_print(stdout, o);
     return 0;
 }
@@ -690,8 +729,13 @@ static void print_alike(const char *given_name) {
 }
 
 static int run_explain(void) {
-    const mistake *m = name ? find_mistake(name) : NULL;
+    const mistake *m;
+    if (name && quiz_number)
+        return usage("explain takes a name or --quiz; leave out one of them");
+    if (quiz_number && !find_quiz()) return VERDICT_USAGE;
+    if (quiz_number) name = quiz_at(quiz_number)->mistake;
     if (!name) return usage("explain needs the name of a mistake; seqpar-verify list has all");
+    m = find_mistake(name);
     if (!m) {
         fprintf(stderr, "error: no mistake is called '%s'", option_shown(name));
         print_alike(name);
@@ -704,6 +748,7 @@ static int run_explain(void) {
     }
     printf("%s (%s)\n", m->name, m->family);
     mistake_print(stdout, m);
+    if (mistake_lesson(m)) print_wrapped(stdout, "lesson", mistake_lesson(m));
     return 0;
 }
 
@@ -723,6 +768,8 @@ static void print_markdown(void) {
                "- Seen: %s.\n",
                m->name, m->cause, m->right, m->wrong, m->example, m->fix,
                m->seen ? m->seen : "in no public thread that we know");
+        if (mistake_lesson(m))
+            printf("- Lesson: [%s](../../%s)\n", mistake_lesson(m), mistake_lesson(m));
     }
 }
 

@@ -1329,4 +1329,31 @@ static inline const mistake *mistake_named(const char *name) {
         if (!strcmp(mistakes[i].name, name)) return &mistakes[i];
     return NULL;
 }
+
+/* The page that teaches a family of mistakes, or one mistake; NULL: none does. */
+static inline const char *mistake_lesson(const mistake *m) {
+    static const struct {
+        const char *name, *page; /* name of a family, or of a mistake */
+    } lessons[] = {
+        {"labels_cross_documents", "demos/lessons/3_labels.md"},
+        {"layout", "demos/lessons/1_one_row.md"},
+        {"gathered_in_rank_order", "demos/lessons/1_one_row.md"},
+        {"packing", "demos/lessons/2_packing.md"},
+        {"documents_ignored", "demos/lessons/2_packing.md"},
+        {"shift", "demos/lessons/3_labels.md"},
+        {"count", "demos/lessons/4_counts.md"},
+        {"scale", "demos/lessons/5_factor.md"},
+        {"outputs_averaged", "demos/lessons/6_ring.md"},
+        {"hop_lost", "demos/lessons/6_ring.md"},
+        {"lse_of_last_hop", "demos/lessons/6_ring.md"},
+        {"dkv_not_returned", "demos/lessons/7_backward.md"},
+        {"dq_of_one_hop", "demos/lessons/7_backward.md"},
+        {"dkv_averaged", "demos/lessons/7_backward.md"},
+        {"pairs", "demos/lessons/9_pair.md"},
+    };
+    for (size_t i = 0; i < sizeof lessons / sizeof *lessons; i++)
+        if (!strcmp(lessons[i].name, m->name) || !strcmp(lessons[i].name, m->family))
+            return lessons[i].page;
+    return NULL;
+}
 #endif
