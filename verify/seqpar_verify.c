@@ -2,7 +2,7 @@
 /* seqpar-verify - says whether a framework's sequence parallelism is right and, if not, which
  * mistake it is.
  *
- *     seqpar-verify law --got 0.25 --want 1 --sp 4
+ *     seqpar-verify law --norm --got 0.25 --want 1 --sp 4
  *     seqpar-verify law --got 1.75 --sums 4,7,0,16 --counts 1,7,0,8
  *     seqpar-verify explain over_sp
  *     seqpar-verify list
@@ -42,10 +42,12 @@
 #endif
 
 static law numbers = {
-    .sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3, .may_be_norms = 1};
+    .sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3, .reads = LAW_NORM | LAW_LOSS};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
 static const char *name, *folder, *wanted, *model, *adapter, *score, *html, *junit, *require;
+static const char *window;
+static int are_norms, are_losses;
 static double budget = 60;
 static made_desc making = {.layout = "zigzag",
                            .objective = "sft",
@@ -75,6 +77,10 @@ static option options[] = {
     {"law", "dp", "D", OPTION_SIZE, &numbers.dp, "data-parallel replicas (1)", 0},
     {"law", "accumulation", "A", OPTION_SIZE, &numbers.accumulation,
      "micro-batches of a step (1)", 0},
+    {"law", "norm", "", OPTION_FLAG, &are_norms, "got and want are gradient norms", 0},
+    {"law", "loss", "", OPTION_FLAG, &are_losses, "got and want are losses", 0},
+    {"law", "window", "M/N", OPTION_TEXT, &window,
+     "micro-batches of this step / as configured, as 3/4 where the data ended", 0},
     {"law", "sums", "S,S,...", OPTION_LIST, &sums,
      "in place of want: sums of losses, one a rank or micro-batch,", 0},
     {"law", "counts", "N,N,...", OPTION_LIST, &counts, "and counts of supervised tokens", 0},
@@ -193,13 +199,39 @@ static int check_tolerance(void) {
     return usage("--tolerance is a relative distance; give a number between 0 and 0.5");
 }
 
+/* --window M/N */
+static int check_window(void) {
+    char rest;
+    long long m, n;
+    if (!window) return 0;
+    if (sscanf(window, "%lld/%lld%c", &m, &n, &rest) != 2 || m < 1 || n < 1 || m > 1000000 ||
+        n > 1000000) {
+        fprintf(stderr, "error: --window is '%s'; give two whole numbers, as 3/4\n",
+                option_shown(window));
+        return VERDICT_USAGE;
+    }
+    numbers.window = m;
+    numbers.configured = n;
+    return 0;
+}
+
+/* What got and want are. */
+static int check_reading(int parts) {
+    if (are_norms && are_losses) return usage("--norm and --loss exclude each other; give one");
+    if (parts && (are_norms || are_losses || window))
+        return usage(
+            "--sums and --counts are of losses; leave out --norm, --loss and --window");
+    if (are_norms || are_losses) numbers.reads = are_norms ? LAW_NORM : LAW_LOSS;
+    return check_window();
+}
+
 static int check_law(void) {
     int parts = given("sums") + given("counts");
     if (!given("got")) return usage("law needs --got, the number of the run in question");
     if (parts == 1) return usage("--sums and --counts go together; give both");
     if (given("want") == (parts == 2))
         return usage("law needs --want, or --sums and --counts, and not both");
-    if (check_tolerance()) return VERDICT_USAGE;
+    if (check_tolerance() || check_reading(parts)) return VERDICT_USAGE;
     return parts ? check_counts() : 0;
 }
 
@@ -817,6 +849,15 @@ static const verb verbs[] = {
     {"list", "all mistakes that have a name", run_list}};
 enum { VERBS = sizeof verbs / sizeof *verbs };
 
+/* The verb, or word, that was meant by one that is none; NULL: none is alike. */
+static const char *verb_alike(const char *text) {
+    for (int i = 0; i < VERBS; i++)
+        if (words_alike(verbs[i].name, text)) return verbs[i].name;
+    for (int i = 0; i < MANUAL_WORDS; i++)
+        if (words_alike(manual_words[i].name, text)) return manual_words[i].name;
+    return NULL;
+}
+
 static void print_help(int at) {
     int column = printf("seqpar-verify %s\n\n", at < 0 ? "VERB" : verbs[at].name);
     for (int i = 0; at < 0 && i < VERBS; i++)
@@ -884,8 +925,10 @@ int main(int argc, char **argv) {
     if ((status = run_word(argc, argv)) >= 0) return say_it_is_written(status);
     while (at < VERBS && strcmp(verbs[at].name, argv[1])) at++;
     if (at == VERBS) {
-        fprintf(stderr, "error: no verb is called '%s'; seqpar-verify --help lists them\n",
-                option_shown(argv[1]));
+        fprintf(
+            stderr, "error: no verb is called '%s'; %s%s%sseqpar-verify --help lists them\n",
+            option_shown(argv[1]), verb_alike(argv[1]) ? "did you mean " : "",
+            verb_alike(argv[1]) ? verb_alike(argv[1]) : "", verb_alike(argv[1]) ? "? " : "");
         return VERDICT_USAGE;
     }
     status = options_read(options, OPTIONS, verbs[at].name, argc - 2, argv + 2);

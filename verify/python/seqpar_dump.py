@@ -49,15 +49,16 @@ import numpy
 DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
           "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 MICRO_BATCH = ("index", "ids", "positions", "labels", "logits", "logp", "ref_logp", "cu_seqlens")
-OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count"), "dpo": (),
+OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count", "weights", "mean_logp", "logits_lse"), "dpo": (),
                 "rm": ("values", "scores", "margins"), "kto": ("desirable", "kl"),
                 "ppo": ("old_logp", "advantages", "rewards", "groups", "values", "returns",
-                        "token_rewards"),
+                        "token_rewards", "weights", "entropy"),
                 "value": ("values", "returns", "old_values")}
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "part_out", "part_lse")
-KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "importance", "advantage",
-            "advantage_eps", "gamma", "gae_lambda", "clip_value", "loss_type", "label_smoothing", "simpo_gamma",
-            "center", "softmax_scale", "window", "softcap", "dtype")
+KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "dual_clip", "z_loss",
+            "entropy_coef", "importance", "advantage", "advantage_eps", "gamma", "gae_lambda", "clip_value",
+            "loss_type", "label_smoothing", "simpo_gamma", "center", "softmax_scale", "window", "softcap",
+            "dtype")
 STEP = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "max_norm")
 
 

@@ -18,7 +18,8 @@ typedef struct row {
     int64_t docs; /* what is behind the last one is padding */
     int32_t ids[TOKENS], labels[TOKENS];
     double logp[TOKENS], ref_logp[TOKENS], old_logp[TOKENS], advantages[TOKENS], values[TOKENS];
-    double returns[TOKENS], token_rewards[TOKENS], old_values[TOKENS];
+    double returns[TOKENS], token_rewards[TOKENS], old_values[TOKENS], weights[TOKENS];
+    double mean_logp[TOKENS], logits_lse[TOKENS], entropy[TOKENS];
     double scores[DOCS], rewards[DOCS], desirable[DOCS], kl[DOCS], margins[DOCS];
     int64_t groups[DOCS];
 } row;
@@ -37,11 +38,14 @@ typedef struct scene {
     char value[MORE][32];
     int keys;
     int with_margins, with_values, with_token_rewards; /* tensors that not every scene has */
-    seqpar_safetensors_dtype dtype, loss_dtype;        /* of numbers */
-    const char *without, *side; /* a tensor that is not written; not split */
-    int64_t without_below;      /* by ranks below this; 0: by all */
-    int without_values;         /* by the others */
-    const char *rough;          /* a tensor of BF16 */
+    int with_weights;
+    double dual_clip; /* 0: none */
+    double smoothing, z_loss, entropy_coef;
+    seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
+    const char *without, *side;                 /* a tensor that is not written; not split */
+    int64_t without_below;                      /* by ranks below this; 0: by all */
+    int without_values;                         /* by the others */
+    const char *rough;                          /* a tensor of BF16 */
     int source;
     int64_t empty;   /* documents without a token behind the others */
     int padded;      /* padding is a document of its own */
@@ -258,7 +262,7 @@ static inline double critic_loss(const row *r, int64_t t, int way) {
     return (way == WRONG_SIDE) == (one > two) ? two : one;
 }
 
-static inline double token_loss(const row *r, int64_t t, int way) {
+static inline double token_loss_alone(const row *r, int64_t t, int way) {
     double logp = r->logp[t];
     double old = number_from(r->old_logp, t, way == SIDE_OLD ? s.source : SPLIT);
     double ref = number_from(r->ref_logp, t, way == SIDE_REFERENCE ? s.source : SPLIT);
@@ -270,6 +274,7 @@ static inline double token_loss(const row *r, int64_t t, int way) {
     one = -a * ratio;
     two = way == NO_CLIP ? one : -a * cut;
     one = (way == WRONG_SIDE) == (one < two) ? one : two;
+    if (s.dual_clip > 0 && a < 0 && one > -a * s.dual_clip) one = -a * s.dual_clip;
     k3 = exp(ref - logp) - (ref - logp) - 1;
     if (way == NO_KL) k3 = 0;
     if (way == K1) k3 = logp - ref;
@@ -277,6 +282,14 @@ static inline double token_loss(const row *r, int64_t t, int way) {
     if (way == K3_TURNED) k3 = exp(logp - ref) - (logp - ref) - 1;
     if (way == K3_CUT && k3 > 10) k3 = 10;
     return one + s.kl_coef * k3;
+}
+
+static inline double token_loss(const row *r, int64_t t, int way) {
+    double loss = token_loss_alone(r, t, way);
+    if (is("sft")) loss = loss * (1 - s.smoothing) - s.smoothing * r->mean_logp[t];
+    if (is("sft")) loss += s.z_loss * r->logits_lse[t] * r->logits_lse[t];
+    if (is("ppo")) loss -= s.entropy_coef * r->entropy[t];
+    return loss * (s.with_weights ? r->weights[t] : 1);
 }
 
 /* Sums over what lies on members first to last, of document d. */

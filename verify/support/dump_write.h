@@ -141,6 +141,10 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
     if (s.with_values) add_tokens(p, rank, micro, "values", r->values);
     if (s.with_values) add_tokens(p, rank, micro, "returns", r->returns);
     if (s.with_token_rewards) add_tokens(p, rank, micro, "token_rewards", r->token_rewards);
+    if (s.smoothing > 0) add_tokens(p, rank, micro, "mean_logp", r->mean_logp);
+    if (s.z_loss > 0) add_tokens(p, rank, micro, "logits_lse", r->logits_lse);
+    if (s.entropy_coef > 0) add_tokens(p, rank, micro, "entropy", r->entropy);
+    if (s.with_weights) add_tokens(p, rank, micro, "weights", r->weights);
     if (s.with_margins) add_documents(p, rank, micro, "margins", r->margins, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "desirable", r->desirable, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "kl", r->kl, r->docs);

@@ -296,6 +296,150 @@ static void test_equal_counts(void) {
     }
 }
 
+/* ---- counts of other tokens ---- */
+
+static double labels_of_step(void) {
+    double labels = 0;
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) labels += s.of[dp][a].labels[t] != NONE;
+    return labels;
+}
+
+/* The mean of the ranks of one place in the sequence, over all replicas; added over places. */
+static double sum_of_places(void) {
+    double all = 0;
+    for (int64_t m = 0; m < s.sp; m++) {
+        double sum = 0, count = 0, n;
+        EACH_ROW(dp, a)
+        for (int64_t d = 0; d < s.of[dp][a].docs; d++) {
+            sum += document_loss(&s.of[dp][a], d, m, m + 1, RIGHT, &n);
+            count += n;
+        }
+        all += sum / count;
+    }
+    return all;
+}
+
+/* The mean of each replica's micro-batch, added up over all. */
+static double sum_of_rows(void) { return mean_of_rows(1) * (double)(s.micro * s.world / s.sp); }
+
+static void test_counts(void) {
+    double sum, labels, tokens;
+    make_by("sft", "token");
+    labels = labels_of_step();
+    tokens = (double)(s.micro * s.world / s.sp * TOKENS);
+    sum = right_loss() * labels;
+    expect_loss(sum / (labels + 7), "one of counted_before_mask, another_window",
+                "it is the sum of all tokens over");
+    expect_loss(sum / (labels - 7), "another_window", "tokens have a label");
+    expect_loss(sum / (tokens + 5), "another_window", "tokens have a label");
+    expect_loss(sum / (tokens - 0.5), "unknown", "no known way to divide these sums");
+    expect_loss(sum / (double)s.micro, "micro_batches_counted", "it is the sum of all tokens");
+    expect_loss(sum / (double)(s.world * s.micro), "micro_batches_counted", "over 12, where");
+    expect_loss(right_loss() * 2 / 3, "another_window",
+                "the means of tokens, summed over 2 micro-batches and divided by 3");
+    expect_loss(sum_of_rows() / 2 / 3, "mean_of_means and another_window",
+                "the means of replicas' micro-batches, summed over 2 micro-batches and divided "
+                "by 3");
+    expect_loss(sum_of_rows() / 2, "sum_of_means", "divided by 1");
+    expect_loss(sum_of_places(), "sum_of_means", "groups are places in the sequence");
+    expect_loss(sum_of_places() / 3, "mean_of_means", "groups are places in the sequence");
+    s.dtype = s.loss_dtype = SEQPAR_SAFETENSORS_BF16; /* no whole number can be told */
+    expect_loss(sum / (labels + 77), "unknown", "no known way to divide these sums");
+    make_by("ppo", "sequence");
+    expect_loss(
+        mean_of_rows(1), "row_taken_for_sequence",
+        "it is what reduction micro gives: if that is meant, write it into the metadata");
+    begin("sft", 3, 2, 1); /* one micro-batch: there is no other window but a longer one */
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    sum = right_loss() * labels_of_step();
+    expect_loss(sum / (labels_of_step() + 7), "counted_before_mask", "tokens have a label");
+    expect_loss(sum / (labels_of_step() - 7), "unknown", "tokens have a label");
+}
+
+/* ---- options of a token's loss ---- */
+
+/* Weights of tokens, 0 for some. */
+static void weigh(void) {
+    s.with_weights = 1;
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++)
+        s.of[dp][a].weights[t] = t % 11 ? 0.25 + 0.125 * (double)(t % 7) : 0;
+    set_loss(right_loss());
+}
+
+static double without_weights(void) {
+    double loss;
+    s.with_weights = 0;
+    loss = right_loss();
+    s.with_weights = 1;
+    return loss;
+}
+
+static void test_weights(const char *objective, const char *reduction) {
+    make_by(objective, reduction);
+    weigh();
+    expect_right("weights", "loss right: got");
+    expect_loss(without_weights(), "option_not_applied", "option_not_applied: weights");
+    expect_loss(mean_of_groups(RIGHT, 1) + 0.1, "unknown", "loss wrong");
+    s.dtype = SEQPAR_SAFETENSORS_BF16;
+    set_loss(right_loss());
+    expect_right("weights_bf16", "loss right: got");
+}
+
+/* Terms of other numbers than logp: smoothing, z-loss, entropy. */
+static void test_terms(const char *objective, const char *key, double *coef, double factor) {
+    double plain;
+    char said_of[96];
+    make_by(objective, "token");
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        row *r = &s.of[dp][a];
+        r->mean_logp[t] = r->logp[t] - 3 - 0.1 * (double)(t % 13);
+        r->logits_lse[t] = 2 + 0.3 * (double)(t % 9);
+        r->entropy[t] = 0.5 + 0.1 * (double)(t % 17);
+    }
+    plain = right_loss();
+    *coef = factor;
+    say(key, factor);
+    weigh();
+    expect_right(key, "loss right: got");
+    s.with_weights = 0;
+    set_loss(right_loss());
+    expect_right(key, "loss right: got");
+    snprintf(said_of, sizeof said_of, "option_not_applied: %s", key);
+    expect_loss(plain, "option_not_applied", said_of);
+    *coef = factor / 2;
+    expect_loss(right_loss(), "unknown", "loss wrong");
+    s.without = !strcmp(key, "z_loss")         ? "logits_lse"
+                : !strcmp(key, "entropy_coef") ? "entropy"
+                                               : "mean_logp";
+    snprintf(said_of, sizeof said_of, "loss not judged: it takes %s, which %s takes", s.without,
+             key);
+    expect(0, "right", said_of);
+    test_end("objectives_%s_without_%s", objective, s.without);
+}
+
+/* A second clip of bad tokens whose ratio is large. */
+static void test_dual_clip(const char *reduction) {
+    double plain;
+    make_by("ppo", reduction);
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        s.of[dp][a].old_logp[t] = s.of[dp][a].logp[t] - (t % 5 ? 0 : 2);
+    }
+    plain = right_loss();
+    s.dual_clip = 3;
+    say("dual_clip", 3);
+    s.without = "rewards";
+    set_loss(right_loss());
+    expect_right("dual_clip", "loss right: got");
+    expect_loss(plain, "option_not_applied", "option_not_applied: dual_clip");
+    s.dual_clip = 3.5; /* another one than is said */
+    expect_loss(right_loss(), "unknown", "loss wrong");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_tokens("sft");
@@ -309,5 +453,14 @@ int main(int argc, char **argv) {
     test_designs("sft");
     test_designs("ppo");
     test_equal_counts();
+    test_counts();
+    test_weights("sft", "token");
+    test_weights("ppo", "token");
+    test_weights("ppo", "sequence");
+    test_terms("sft", "label_smoothing", &s.smoothing, 0.1);
+    test_terms("sft", "z_loss", &s.z_loss, 0.01);
+    test_terms("ppo", "entropy_coef", &s.entropy_coef, 0.02);
+    test_dual_clip("token");
+    test_dual_clip("sequence");
     return test_summary();
 }

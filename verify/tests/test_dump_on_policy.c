@@ -196,7 +196,7 @@ static void test_shift(int64_t by, const char *text) {
     for (int64_t t = 1; t + 1 < TOKENS; t++) s.of[dp][a].old_logp[t] = s.of[dp][a].logp[t + by];
     expect(1, "wrong: old_log_probs_shifted", text);
     s.of[0][0].old_logp[5] += 0.5; /* not all fit */
-    expect(1, "wrong: unknown", "no shift by a token explains it");
+    expect(1, "wrong: old_log_probs_shifted", "77 of 78 numbers are nearer to logp there");
     test_end("on_policy_shift_%lld", (long long)by);
 }
 
@@ -206,6 +206,25 @@ static void test_side(int source) {
     s.source = source;
     expect(1, "wrong: side_tensor_not_split", "old_logp: ");
     test_end("on_policy_not_split_%d", source);
+}
+
+/* Old log-probs of a policy that has moved a little, in blocks that another order puts elsewhere:
+   tokens 0 to 39, 80 to the end, 40 to 79. */
+static void test_blocks(void) {
+    make_equal(SEQPAR_LAYOUT_ZIGZAG, 3);
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        row *r = &s.of[dp][a];
+        int64_t from = t < 40 ? t : t < TOKENS - 40 ? t + 40 : t - (TOKENS - 80);
+        r->old_logp[t] = r->logp[from] + 0.02 * test_normal();
+    }
+    expect(1, "wrong: gathered_in_rank_order",
+           "stand in blocks that are those of other places");
+    test_end("on_policy_blocks");
+    make_equal(SEQPAR_LAYOUT_ZIGZAG, 3);
+    EACH_TOKEN(r, t) r->old_logp[t] = r->logp[t] + 0.02 * test_normal();
+    expect(1, "wrong: unknown", "no shift by a token explains it");
+    test_end("on_policy_near");
 }
 
 /* ---- what is not there ---- */
@@ -257,6 +276,7 @@ int main(int argc, char **argv) {
     test_shift(1, "logp of the token behind it");
     test_side(FIRST);
     test_side(CONTIGUOUS);
+    test_blocks();
     test_lacks("index");
     test_lacks("labels");
     test_lacks("logp");

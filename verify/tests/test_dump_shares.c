@@ -238,18 +238,29 @@ static void expect_named(const char *what, const char *name, const char *text) {
 
 /* ---- ways to weigh ---- */
 
-enum { RANK_MEANS, REPLICA_MEANS, ROW_MEANS, MICRO_MEANS };
+enum { RANK_MEANS, REPLICA_MEANS, ROW_MEANS, MICRO_MEANS, PLACE_MEANS };
+
+/* Of the ranks with one place in the sequence, over all replicas. */
+static double count_of_place(int64_t place) {
+    double count = 0;
+    for (int64_t r = place; r < s.world; r += s.sp)
+        count += count_over(r, r + 1, 0, s.accumulation);
+    return count;
+}
+
 static void weigh(int which, int averaged) {
     for (int64_t r = 0; r < s.world; r++)
         for (int64_t a = 0; a < s.accumulation; a++) {
             int64_t first = r / s.sp * s.sp, last = first + s.sp, all = s.accumulation;
             double groups = which == RANK_MEANS      ? (double)s.world
                             : which == REPLICA_MEANS ? (double)s.dp
+                            : which == PLACE_MEANS   ? (double)s.sp
                             : which == MICRO_MEANS   ? (double)all
                                                      : (double)(s.dp * all);
             double own = which == RANK_MEANS      ? count_over(r, r + 1, 0, all)
                          : which == REPLICA_MEANS ? count_over(first, last, 0, all)
                          : which == MICRO_MEANS   ? count_over(0, s.world, a, a + 1)
+                         : which == PLACE_MEANS   ? count_of_place(r % s.sp)
                                                   : count_over(first, last, a, a + 1);
             s.weight[r][a] = own > 0 ? 1 / own / (averaged ? groups : 1) : 0;
         }
@@ -329,10 +340,49 @@ static void test_ranks(void) {
     expect_named("other", "unknown", "the dump does");
 }
 
+static void test_places(void) {
+    make(2, 3, 1);
+    s.rows_apart = 0;
+    weigh(PLACE_MEANS, 0);
+    expect_named("places_added", "one of sum_of_means, local_count", "a mean of places");
+    weigh(PLACE_MEANS, 1);
+    expect_named("places", "mean_of_means", "a mean of places");
+}
+
+static void divide_by(double count) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t a = 0; a < s.accumulation; a++) s.weight[r][a] = 1 / count;
+}
+
+/* The sum over a count that is not that of the labels. */
+static void test_counts(void) {
+    double tokens;
+    make(2, 2, 3);
+    tokens = (double)(s.world * s.accumulation * s.tokens);
+    divide_by(count_all() + 7);
+    expect_named("counted", "one of counted_before_mask, another_window",
+                 "tokens have a label");
+    divide_by(count_all() - 7);
+    expect_named("counted", "another_window", "tokens have a label");
+    divide_by(tokens + 7);
+    expect_named("counted", "another_window", "tokens have a label");
+    divide_by(tokens);
+    expect_named("counted", "all_tokens_counted", "tokens have a label");
+    divide_by((double)s.world);
+    expect_named("counted", "micro_batches_counted", "over 4, where");
+    divide_by(count_all() + 0.4);
+    expect_named("counted", "unknown", "the dump does");
+    make(2, 2, 1);
+    divide_by(count_all() + 7);
+    expect_named("counted", "counted_before_mask", "tokens have a label");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_right();
     test_rows();
     test_ranks();
+    test_places();
+    test_counts();
     return test_summary();
 }

@@ -874,6 +874,111 @@ static void test_step_limits(void) {
     }
 }
 
+/* ---- some parameters are reduced, or counted, otherwise ---- */
+
+static void test_some_parameters(void) {
+    make(4, 2, 0);
+    for (int64_t r = 0; r < s.world; r++)
+        memcpy(s.of[r][GRAD][1], s.of[r][LOCAL][1], sizeof s.of[r][GRAD][1]);
+    expect(1, "wrong: never_synchronised", "of up it is 1 times the rank's own alone");
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t at = 0; at < sizes[1]; at++)
+            s.of[r][GRAD][1][at] = local_sum(1, at, r / 2 * 2, 1, r / 2 * 2 + 2);
+    expect(1, "wrong: replicas_not_reduced", "of up it is 1 times the sum over the ranks of a");
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t at = 0; at < sizes[1]; at++)
+            s.of[r][GRAD][1][at] = local_sum(1, at, r % 2, 2, s.world);
+    expect(1, "wrong: sequence_not_reduced", "of up it is 1 times the sum over replicas");
+    each_element(reduce_all);
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t at = 0; at < sizes[1]; at++) s.of[r][GRAD][1][at] *= 4;
+    expect(1, "wrong: ", "of up it is 4 times the sum of all ranks' local ones");
+    make(3, 3, 0);
+    for (int64_t r = 0; r < s.world; r++)
+        memcpy(s.of[r][GRAD][1], s.of[r][LOCAL][1], sizeof s.of[r][GRAD][1]);
+    expect(1, "wrong: never_synchronised", "of up it is 1 times the rank's own alone");
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t at = 0; at < sizes[1]; at++)
+            s.of[r][GRAD][1][at] = 3 * local_sum(1, at, 0, 1, s.world);
+    expect(1, "wrong: one of times_sp, times_accumulation",
+           "of up it is 3 times the sum of all ranks' local ones");
+    test_end("dump_step_some_reduced");
+}
+
+/* The squares of some parameters left out, or counted several times. */
+static void test_some_norms(void) {
+    double squares[TENSORS];
+    static const char *const said_of[] = {"the squares of down count 2 times",
+                                          "the squares of up count 2 times"};
+    make(4, 2, 0);
+    for (int i = 0; i < TENSORS; i++) {
+        squares[i] = 0;
+        for (int64_t at = 0; at < sizes[i]; at++)
+            squares[i] += s.of[0][GRAD][i][at] * s.of[0][GRAD][i][at];
+    }
+    for (int i = 0; i < TENSORS; i++) {
+        for (int64_t r = 0; r < 4; r++) s.norm[r] = sqrt(squares[0] + squares[1] + squares[i]);
+        expect_named("norm_counts_copies", said_of[i]);
+        for (int64_t r = 0; r < 4; r++)
+            s.norm[r] = sqrt(squares[0] + squares[1] + 3 * squares[i]);
+        expect_named("norm_counts_copies", "count 4 times");
+        for (int64_t r = 0; r < 4; r++) s.norm[r] = sqrt(squares[1 - i]);
+        expect_named("norm_of_part",
+                     i ? "the squares of up are left out" : "the squares of down are left out");
+    }
+    for (int64_t r = 0; r < 4; r++) s.norm[r] = sqrt(squares[0] + 1.7 * squares[1]);
+    expect_named("unknown", "norm wrong: got");
+}
+
+/* ---- numbers that give a step where no mistake does ---- */
+
+static void step_with_decay(double decay) {
+    double meant = s.decay;
+    s.decay = decay;
+    each_element(step_right);
+    s.decay = meant;
+}
+
+static void step_of(int64_t t) {
+    how.t = t;
+    each_element(step_right);
+    how.t = s.step;
+}
+
+static void test_other_numbers(int sharded) {
+    for (s.sgd = 0; s.sgd < 2; s.sgd++) {
+        int use_sgd = s.sgd;
+        make(4, 2, sharded);
+        s.sgd = use_sgd;
+        finish();
+        step_with_decay(0.05);
+        expect_named("another_decay", "weight decay 0.05 gives it, where it is 0.2");
+        step_with_decay(0.4);
+        expect_named("another_decay", "weight decay 0.4 gives it, where it is 0.2");
+        step_with_decay(-0.1);
+        expect_named("unknown", "step wrong");
+        s.decay = 0;
+        step_with_decay(0.1);
+        s.decay = 0.2;
+    }
+    make(4, 2, sharded);
+    how.decay_not[1] = 1;
+    each_element(step_right);
+    expect_named("another_decay", "no decay acts on up; on all others it does");
+    s.of[0][AFTER][0][0] += 0.1;
+    expect_named("unknown", "step wrong");
+    make(4, 2, sharded);
+    s.eps = 1e-8;
+    finish();
+    step_of(14);
+    expect_named("another_step_number", "bias corrections of step 14 give it, where step is 7");
+    step_of(8);
+    expect_named("another_step_number", "bias corrections of step 8 give it");
+    step_of(1);
+    s.of[0][AFTER][0][0] += 0.1;
+    expect_named("unknown", "step wrong");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_right();
@@ -893,5 +998,9 @@ int main(int argc, char **argv) {
     test_counts();
     test_norm_limits();
     test_step_limits();
+    test_some_parameters();
+    test_some_norms();
+    test_other_numbers(0);
+    test_other_numbers(1);
     return test_summary();
 }

@@ -71,10 +71,10 @@ static void test_mistakes(const char *reduction) {
     s.source = SPLIT;
     expect_loss(by_sequence() ? mean_of_tokens(RIGHT) : mean_of_documents(RIGHT),
                 by_sequence() ? "mean_over_tokens" : "mean_over_sequences", "loss wrong");
-    expect_loss(mean_of_groups(RIGHT, 0), by_sequence() ? "unknown" : "mean_of_means",
-                "loss wrong");
+    expect_loss(mean_of_groups(RIGHT, 0),
+                by_sequence() ? "row_taken_for_sequence" : "mean_of_means", "loss wrong");
     expect_loss(right_loss() / 3, "shares_averaged", "over the ranks of a sequence");
-    expect_loss(right_loss() * 2.3, "unknown", "loss wrong");
+    expect_loss(right_loss() * 2.31, "unknown", "loss wrong");
     expect_loss(NAN, by_sequence() ? "nan_of_an_empty_rank" : "unknown", "got nan");
     set_loss(right_loss());
     s.without = "old_values";

@@ -19,14 +19,14 @@
 /* ---- the table ---- */
 
 static void test_ids(void) {
-    char seen[93] = {0};
+    char seen[100] = {0};
     for (int i = 0; i < GALLERY; i++) {
         int n = atoi(gallery_bugs[i].id + 1);
-        test_expect(*gallery_bugs[i].id == 'B' && n >= 1 && n <= 92 && !seen[n],
+        test_expect(*gallery_bugs[i].id == 'B' && n >= 1 && n <= 99 && !seen[n],
                     "id %s is odd, or there twice", gallery_bugs[i].id);
-        if (n >= 1 && n <= 92) seen[n] = 1;
+        if (n >= 1 && n <= 99) seen[n] = 1;
     }
-    test_expect(GALLERY == 92, "%d entries", GALLERY);
+    test_expect(GALLERY == 99, "%d entries", GALLERY);
     test_end("gallery_ids");
 }
 

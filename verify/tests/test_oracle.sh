@@ -26,7 +26,7 @@ refuses() {
 number() { awk "BEGIN { printf \"%.12g\", $1 }"; }
 
 # ---- a factor: P = 3, D = 5, A = 7, so that all products of powers differ ----
-sizes="--sp 3 --dp 5 --accumulation 7"
+sizes="--norm --sp 3 --dp 5 --accumulation 7"
 while read -r name factor; do says "oracle_law_$name" 1 "wrong: $name" law --want 2.26449 --got "$(number "2.26449 * $factor")" $sizes; done <<END
 times_sp 3
 over_sp 1/3
@@ -49,11 +49,35 @@ says oracle_law_negative 1 "wrong: unknown" law --want 1 --got -3 $sizes
 says oracle_law_want_nan 4 insufficient law --want nan --got 1 $sizes
 says oracle_law_want_zero 4 insufficient law --want 0 --got 0 $sizes
 says oracle_law_one_rank 4 insufficient law --want 1 --got 1
-says oracle_law_several 1 "wrong: one of over_sp, over_dp" law --want 1 --got 0.25 --sp 4 --dp 4
+says oracle_law_one_rank_off 1 "wrong: unknown" law --want 1 --got 2
+says oracle_law_several 1 "wrong: one of over_sp, over_dp" law --want 1 --got 0.25 --sp 4 --dp 4 --norm
+# of losses, of either, of a window, of a shard's norm
+while read -r name got words; do says "oracle_law_loss_$name" 1 "wrong: $name" law --loss --want 6.9805 --got "$(number "6.9805 * $got")" $words; done <<END
+losses_added 2 --sp 2
+losses_added 3 --sp 2 --dp 3
+losses_added 6 --sp 2 --dp 3
+shares_averaged 1/2 --sp 2 --dp 3
+over_accumulation 1/5 --sp 2 --accumulation 5
+times_accumulation 5 --sp 2 --accumulation 5
+END
+says oracle_law_loss_unknown 1 "wrong: unknown" law --loss --want 1 --got 0.25 --sp 2
+says oracle_law_loss_no_pair 1 "wrong: unknown" law --loss --want 1 --got 0.3 --sp 2 --dp 5
+says oracle_law_either 1 "wrong: one of times_sp, losses_added" law --want 6.9805 --got 13.9609 --sp 2
+says oracle_law_either_one 1 "wrong: over_sp_squared" law --want 1 --got 0.25 --sp 2
+says oracle_law_window 1 "wrong: another_window" law --want 1 --got 0.75 --window 3/4
+says oracle_law_window_more 1 "wrong: another_window" law --want 1 --got 4 --window 8/2 --dp 2
+says oracle_law_window_or 1 "wrong: one of times_dp, another_window" law --norm --want 1 --got 2 --window 4/2 --dp 2
+says oracle_law_window_by_itself 1 "wrong: another_window" law --want 1 --got 0.75 --sp 2 --accumulation 3
+says oracle_law_window_last 1 "wrong: another_window" law --norm --want 1 --got "$(number 3/5)" --dp 7 --accumulation 3
+says oracle_law_window_none 1 "wrong: unknown" law --norm --want 1 --got "$(number 3/7)" --sp 5 --accumulation 3
+says oracle_law_window_right 0 right law --want 1 --got 1 --window 3/4
+says oracle_law_part_sp 1 "wrong: norm_of_part" law --want 1 --got "$(number '1/sqrt(3)')" --sp 3 --dp 5
+says oracle_law_part_all 1 "wrong: norm_of_part" law --want 1 --got "$(number '1/sqrt(15)')" --sp 3 --dp 5
+says oracle_law_no_root_of_loss 1 "wrong: unknown" law --loss --want 2 --got 3.4641 --sp 3
 says oracle_law_copies_sp 1 "wrong: norm_counts_copies" law --want 2 --got 3.4641 --sp 3
 says oracle_law_copies_dp 1 "wrong: norm_counts_copies" law --want 2 --got 4.4721 --sp 3 --dp 5
 says oracle_law_copies_all 1 "wrong: norm_counts_copies" law --want 2 --got 7.746 --sp 3 --dp 5
-if $oracle law --want 1 --got 0.5 --sp 4 | tr -s ' \n' ' ' | grep -qF '1 / sqrt(sp) is 0.5'; then ok oracle_law_shard_hint; else fail oracle_law_shard_hint "no word of the norm of a part"; fi
+if $oracle law --want 1 --got 0.52 --sp 4 | tr -s ' \n' ' ' | grep -qF '1 / sqrt(sp) is 0.5'; then ok oracle_law_shard_hint; else fail oracle_law_shard_hint "no word of the norm of a part"; fi
 
 # ---- sums and counts: 27 / 16 = 1.6875; means 4, 1, none, 2 ----
 parts="--sums 4,7,0,16 --counts 1,7,0,8"
@@ -128,10 +152,10 @@ if $oracle list --markdown | cmp -s - verify/pages/MISTAKES.md; then ok oracle_p
 if $oracle list --gallery --markdown | cmp -s - verify/pages/GALLERY.md; then ok oracle_gallery_page; else fail oracle_gallery_page "run make readme: verify/pages/GALLERY.md is another"; fi
 # a table whose columns begin where they should, of every entry once, and no line wider than a page
 $oracle list --gallery >$out/gallery
-if [ "$(grep -cE '^B[0-9][0-9]  (named|wrong|score|unseen) ' $out/gallery)" = 92 ] && [ -z "$(sed '/^$/,$d' $out/gallery | awk '/ $/ || substr($0, 5, 1) substr($0, 13, 1) substr($0, 24, 1) != "   " || (length > 52 && (substr($0, 53, 1) != " " || substr($0, 54, 1) == " "))')" ] && awk 'length > 96 { exit 1 }' $out/gallery && tail -n 1 $out/gallery | grep -qE '^[0-9]+ named, [0-9]+ wrong, [0-9]+ score, [0-9]+ unseen of 92$'; then ok "oracle_gallery ($(tail -n 1 $out/gallery))"; else fail oracle_gallery "$(tail -n 1 $out/gallery)"; fi
+if [ "$(grep -cE '^B[0-9][0-9]  (named|wrong|score|unseen) ' $out/gallery)" = 99 ] && [ -z "$(sed '/^$/,$d' $out/gallery | awk '/ $/ || substr($0, 5, 1) substr($0, 13, 1) substr($0, 24, 1) != "   " || (length > 52 && (substr($0, 53, 1) != " " || substr($0, 54, 1) == " "))')" ] && awk 'length > 96 { exit 1 }' $out/gallery && tail -n 1 $out/gallery | grep -qE '^[0-9]+ named, [0-9]+ wrong, [0-9]+ score, [0-9]+ unseen of 99$'; then ok "oracle_gallery ($(tail -n 1 $out/gallery))"; else fail oracle_gallery "$(tail -n 1 $out/gallery)"; fi
 if command -v python3 >/dev/null 2>&1; then
     reads() { $oracle "${@:2}" --json | python3 -c "import json, sys; d = json.load(sys.stdin); sys.exit(not ($1))"; }
-    if reads 'd["verdict"] == "wrong" and [m["name"] for m in d["mistakes"]] == ["over_sp"] and d["mistakes"][0]["fix"] and d["evidence"]' law --got 0.25 --want 1 --sp 4 && reads 'len(d) >= 15 and d[0]["name"] == "times_sp"' list && reads 'len(d) == 92 and d[0]["id"] == "B01" and {"stage": "attention", "mistake": "merge_overflows"} in d[0]["seen"]' list --gallery && reads 'd["name"] == "over_dp"' explain over_dp && reads 'd["verdict"] == "right" and d["mistakes"] == []' law --got 1 --want 1 --sp 4; then ok oracle_json; else fail oracle_json "is not what was asked for"; fi
+    if reads 'd["verdict"] == "wrong" and [m["name"] for m in d["mistakes"]] == ["over_sp"] and d["mistakes"][0]["fix"] and d["evidence"]' law --norm --got 0.25 --want 1 --sp 4 && reads 'len(d) >= 15 and d[0]["name"] == "times_sp"' list && reads 'len(d) == 99 and d[0]["id"] == "B01" and {"stage": "attention", "mistake": "merge_overflows"} in d[0]["seen"]' list --gallery && reads 'd["name"] == "over_dp"' explain over_dp && reads 'd["verdict"] == "right" and d["mistakes"] == []' law --got 1 --want 1 --sp 4; then ok oracle_json; else fail oracle_json "is not what was asked for"; fi
     if reads 'all(e["seen"] or e["sight"] == "score" or e["how"].endswith(".") for e in d) and sum("how" in e for e in d) >= 40' list --gallery; then ok oracle_gallery_how; else fail oracle_gallery_how "what no dump shows has no reason"; fi
 else echo "skip oracle_json: no python3"; fi
 # ---- steps that are made here ----

@@ -15,7 +15,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 if "$out/venv/bin/pip" install -q ./verify/python pytest >"$out/install.log" 2>&1; then ok pip_install; else fail pip_install "$(tail -n 3 "$out/install.log" | tr '\n' ' ')"; fi
 rm -rf verify/python/build verify/python/*.egg-info
-if [ "$("$out/venv/bin/seqpar-verify" law --got 0.25 --want 1 --sp 4 | head -n 1)" = "wrong: over_sp" ]; then ok pip_command; else fail pip_command "does not say over_sp"; fi
+if [ "$("$out/venv/bin/seqpar-verify" law --norm --got 0.25 --want 1 --sp 4 | head -n 1)" = "wrong: over_sp" ]; then ok pip_command; else fail pip_command "does not say over_sp"; fi
 for file in man/man1/seqpar-verify.1 bash-completion/completions/seqpar-verify zsh/site-functions/_seqpar-verify; do [ -s "$out/venv/share/$file" ] || missing="$missing $file"; done
 if [ -z "$missing" ] && "$out/venv/bin/seqpar-verify" --man | cmp -s - "$out/venv/share/man/man1/seqpar-verify.1"; then ok pip_share; else fail pip_share "not there or another:$missing"; fi
 if [ "$(sed -n 's/^version = "\(.*\)"/\1/p' verify/python/pyproject.toml)" = "$(sed -nE 's/^#define SEQPAR_VERSION +"(.*)"/\1/p' seqpar.h)" ]; then ok pip_version; else fail pip_version "pyproject.toml has another than seqpar.h"; fi

@@ -65,7 +65,7 @@ program=build/verify_sp # some of its lines: all that are shown are there, the h
 lines_of() { awk -v head="#define $1(" 'index($0, head) == 1 { on = 1; next } on && /^    X\(/ { n++ } on && !/\\$/ { print n; exit }' "$2"; }
 want_rows=$((2 * ($(lines_of OBJECTIVES_EACH verify/support/run_objective.h) + $(lines_of SEQPAR_PREFERENCES seqpar.h) + 2) + 4))
 if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 6 ] && [ "$(grep -cE ' +2 3 4 8  2 3 4 8  2 3 4 8  2 - 4 8$' $out/shown.txt)" = "$want_rows" ] && [ $((2 * $(grep -cE ' yes   121 260 720 +2 3 4$' $out/shown.txt) + 4)) = "$want_rows" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
-program="build/seqpar-verify law --got 2.0249 --want 8.0997 --sp 4"
+program="build/seqpar-verify law --norm --got 2.0249 --want 8.0997 --sp 4"
 $program > $out/shown.txt
 shown "$program" > $out/law.txt
 if [ "$(head -n 1 $out/law.txt)" = "\$ ${program#build/}" ] && [ "$(tail -n +2 $out/law.txt | grep -cxFf $out/shown.txt)" = 3 ] && [ "$(sed -n 2p $out/law.txt)" = "$(head -n 1 $out/shown.txt)" ] && [ "$(wc -l < $out/law.txt)" = 4 ]; then ok readme_shows_law; else fail readme_shows_law "$(shown "$program" | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi

@@ -27,6 +27,11 @@
  *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
  *     center ("0")         RM: adds center (chosen score + rejected score)^2 to a pair's loss
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): PPO
+ *     label_smoothing, z_loss ("0") SFT: a token's loss is (1 - label_smoothing) (-logp) +
+ *                          label_smoothing (-mean_logp) + z_loss logits_lse^2
+ *     entropy_coef ("0")   PPO: entropy_coef entropy is taken from each token's loss
+ *     dual_clip ("0": none) PPO: the loss of a token with advantage A below 0 is dual_clip |A| at
+ *                          most
  *     importance ("token") PPO: token, each token has its own ratio r; sequence (GSPO), all
  *                          tokens of a document have r = exp(mean of logp - old_logp over its
  *                          supervised tokens)
@@ -67,6 +72,12 @@
  *     A.ref_logp    (n)        log-prob of the label under the reference model
  *     A.old_logp    (n)        PPO: log-prob of the label when the text was sampled
  *     A.advantages  (n)        PPO, as used
+ *     A.mean_logp   (n)        SFT with label_smoothing: mean of the log-probs of all ids
+ *     A.logits_lse  (n)        SFT with z_loss: log of the sum of exp of the logits
+ *     A.entropy     (n)        PPO with entropy_coef: of the distribution over all ids
+ *     A.weights     (n)        SFT and PPO: a factor of each token's loss, as of texts by their
+ *                              source or of a truncated importance ratio. The mean's divisor is
+ *                              that of reduction, not the sum of weights
  *     A.rewards     (docs)     PPO
  *     A.groups      (docs)     PPO: which prompt the document answers; equal numbers are one
  *                              group, over all rows and replicas of the step
@@ -144,13 +155,15 @@ typedef struct dump_row {
     int64_t *gathered;     /* its index if all ranks' tokens are concatenated in rank order */
     int64_t *order;        /* inverse of gathered: the token at that index; -1: none */
     int64_t *ids, *positions, *labels;
-    double *logp, *ref_logp, *old_logp, *advantages, *values;
+    double *logp, *ref_logp, *old_logp, *advantages, *values, *weights;
+    double *mean_logp, *logits_lse, *entropy;
     double *returns, *old_values, *token_rewards;
     double *scores, *rewards, *desirable, *kl, *margins; /* (docs) */
     int64_t *groups;                                     /* (docs) */
     int unread; /* tensors of documents were not read, as there is no cu_seqlens */
     struct {    /* relative rounding of these numbers in the dump (roundings.h) */
-        double logp, ref_logp, old_logp, advantages, values;
+        double logp, ref_logp, old_logp, advantages, values, weights;
+        double mean_logp, logits_lse, entropy;
         double returns, old_values, token_rewards;
         double scores, rewards, desirable, kl, margins;
     } unit;
@@ -213,7 +226,8 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
         "rewards",    "groups",     "desirable",     "kl",       "advantages", "q",
         "k",          "v",          "out",           "lse",      "dout",       "dq",
         "dk",         "dv",         "cu_seqlens",    "part_out", "part_lse",   "margins",
-        "returns",    "old_values", "token_rewards", NULL};
+        "returns",    "old_values", "token_rewards", "weights",  "mean_logp",  "logits_lse",
+        "entropy",    NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         const char *what;

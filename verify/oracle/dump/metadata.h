@@ -33,8 +33,9 @@ typedef struct dump_facts {
     int64_t step; /* of the optimizer; 1: the first */
     double beta;
     double reduction_constant, label_smoothing, simpo_gamma, center;
-    double gamma, gae_lambda, clip_value;               /* of GAE and values */
-    double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
+    double gamma, gae_lambda, clip_value;                          /* of GAE and values */
+    double clip_low, clip_high, kl_coef, advantage_eps, dual_clip; /* of PPO */
+    double z_loss, entropy_coef;
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t window;                /* 0: none */
     double softmax_scale, softcap; /* 0: 1 / sqrt(head_dim), none */
@@ -88,6 +89,9 @@ static const struct {
     {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
     {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
     {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},
+    {"z_loss", offsetof(dump_facts, z_loss), 0, 1e6, 0},
+    {"entropy_coef", offsetof(dump_facts, entropy_coef), 0, 1e6, 0},
+    {"dual_clip", offsetof(dump_facts, dual_clip), 0, 1e6, 0},
     {"advantage_eps", offsetof(dump_facts, advantage_eps), 0, 1, 1e-4},
     {"lr", offsetof(dump_facts, lr), 0, 1e6, 0},
     {"beta1", offsetof(dump_facts, beta1), 0, 0.999999999, 0.9},

@@ -73,9 +73,9 @@ typedef struct share_row {
 } share_row;
 
 typedef struct share_rows {
-    share_row *of;   /* (replicas, accumulation) */
-    double *by_rank; /* (world) labels */
-    double all;
+    share_row *of;      /* (replicas, accumulation) */
+    double *by_rank;    /* (world) labels */
+    double all, tokens; /* labels; tokens, with a label or not */
     int64_t replicas, accumulation;
     int has_labels, has_ids;
 } share_rows;
@@ -96,6 +96,7 @@ static inline void share_row_add(share_rows *s, int64_t at, const dump_row *row)
     s->has_ids &= row->ids != NULL;
     for (int64_t d = 0; d <= row->docs && row->docs; d++)
         to->key = share_mix(to->key, (uint64_t)row->cu_seqlens[d]);
+    s->tokens += (double)row->tokens;
     for (int64_t t = 0; t < row_end(row); t++) {
         if (row->ids) to->key = share_mix(to->key, (uint64_t)row->ids[t]);
         if (!row_supervised(row, t)) continue;
@@ -420,6 +421,15 @@ static inline void rank_forms(share_forms *f, const share_rows *got, const dump 
             one->w[r] = of_replica > 0 ? got->by_rank[r] * (double)sp / of_replica : 0;
         }
     }
+    if (sp > 1 && replicas > 1) {
+        one = form_begin(f, "places in the sequence, each over all replicas", (double)sp);
+        for (int64_t r = 0; r < world; r++) {
+            double of_place = 0;
+            for (int64_t q = r % sp; q < world; q += sp) of_place += got->by_rank[q];
+            one->w[r] = of_place * (double)sp / got->all;
+            one->filled += r < sp && of_place > 0;
+        }
+    }
     if (replicas < 2) return;
     one = form_begin(f, "replicas", (double)replicas);
     for (int64_t r = 0; r < world; r++)
@@ -450,12 +460,24 @@ static inline int judge_own_shares(gradient_check *c, const share_rows *got) {
     return v->count > 0;
 }
 
+/* All gradients are one multiple of the wanted ones: the sum over a count of other tokens. */
+static inline void judge_count(const gradient_check *c, const share_rows *got) {
+    law_counts counts = {got->all, got->tokens, c->d->sp, c->d->world / c->d->sp,
+                         c->d->accumulation};
+    double factor = own_factor(&c->all), off = distance_from(&c->all, factor);
+    double by = got->all / factor;
+    if (counts_tokens(&c->d->facts) && got->has_labels && off <= c->tolerance)
+        law_name_count(&counts, law_whole(&counts, by, by * off), &c->s->v);
+}
+
 /* Judges gradients that no factor explains. 0, or -1 with the error of one of the dumps. */
 static inline int judge_shares(gradient_check *c) {
     share_rows got;
     int found = share_rows_read(c->d, &got);
     if (!found) found = judge_want_shares(c, &got);
     if (!found) found = judge_own_shares(c, &got);
+    if (!found) judge_count(c, &got);
+    if (!found) found = c->s->v.count > 0;
     share_rows_free(&got);
     if (!found && c->d->world * c->d->accumulation > 1)
         verdict_say(&c->s->v, "whether a mean of means or a lost micro-batch gives them, the "

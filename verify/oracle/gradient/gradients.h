@@ -4,6 +4,7 @@
  * rank. */
 #ifndef ORACLE_GRADIENTS_H
 #define ORACLE_GRADIENTS_H
+#include "trainer/base/memory.h" /* stb_ds */
 #include "oracle/verdict/checks.h"
 #include "factors.h"
 #include "gradient_pairs.h"
@@ -47,8 +48,18 @@ static inline double clip_factor(double max_norm, double norm) {
     return max_norm > 0 && factor < 1 ? factor : 1;
 }
 
+/* A parameter's gradient on one rank: which sum it is a multiple of, and which multiple. what
+   ADDITIONS: none. */
+typedef struct reduced_param {
+    char name[120];
+    int64_t rank;
+    int what;
+    double factor;
+} reduced_param;
+
 typedef struct reduction_check {
     dump *d;
+    reduced_param *each; /* stb_ds */
     double tolerance;
     const double *clip;          /* (world) clip factors by each local gradient's norm */
     likeness *like;              /* (world, ADDITIONS) of grad. with each sum */
@@ -136,9 +147,21 @@ static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
         return -1;
     }
     if (!(got = dump_doubles(c->d, r, t))) return -1;
-    for (int what = 0; what < ADDITIONS; what++)
-        liken(&c->like[r * ADDITIONS + what], got, l->sum[sum_of(c->d, what, r)] + p.offset,
-              p.count);
+    reduced_param one = {.rank = r, .what = ADDITIONS};
+    int some = c->d->sp == 1 || c->d->sp == c->d->world; /* these sums are others, too */
+    snprintf(one.name, sizeof one.name, "%s", name + strlen("grad."));
+    for (int what = 0; what < ADDITIONS; what++) {
+        likeness like = {0};
+        liken(&like, got, l->sum[sum_of(c->d, what, r)] + p.offset, p.count);
+        likeness_add(&c->like[r * ADDITIONS + what], &like);
+        if ((what == ADDED_SEQUENCE || what == ADDED_REPLICAS) && some) continue;
+        if (one.what < ADDITIONS ||
+            !(distance_from(&like, like.got_want / like.want_want) <= c->tolerance))
+            continue;
+        one.what = what;
+        one.factor = like.got_want / like.want_want;
+    }
+    arrput(c->each, one);
     free(got);
     return 0;
 }
@@ -199,6 +222,83 @@ static inline int reduced_shows_nothing(const reduction_check *c, int64_t rank, 
     return 1;
 }
 
+/* ---- parameter by parameter ---- */
+
+static const char *const added_texts[ADDITIONS] = {
+    "the sum of all ranks' local ones", "the sum over the ranks of a sequence",
+    "the sum over replicas", "the rank's own alone", "the sum of local ones that were clipped"};
+static const char *const added_names[ADDITIONS] = {NULL, "replicas_not_reduced",
+                                                   "sequence_not_reduced", "never_synchronised",
+                                                   "clip_before_reduction"};
+
+/* The factor that most parameters have which are sums of all ranks; 0: none is. */
+static inline double reduced_factor(const reduction_check *c, int64_t rank) {
+    double factor = 0;
+    int64_t most = 0;
+    for (int64_t i = 0; i < arrlen(c->each); i++) {
+        int64_t count = 0;
+        if (c->each[i].rank != rank || c->each[i].what != ADDED_ALL) continue;
+        for (int64_t k = 0; k < arrlen(c->each); k++)
+            count += c->each[k].rank == rank && c->each[k].what == ADDED_ALL &&
+                     fabs(c->each[k].factor / c->each[i].factor - 1) <= c->tolerance;
+        if (count > most) factor = c->each[i].factor;
+        if (count > most) most = count;
+    }
+    return factor;
+}
+
+/* "grad.head: the rank's own alone", for up to four parameters. */
+static inline void say_reduced(const reduction_check *c, int64_t rank, int what, double factor,
+                               verdict *v) {
+    char text[200] = "";
+    int64_t left = 0, count = 0;
+    for (int64_t i = 0; i < arrlen(c->each); i++) {
+        const reduced_param *p = &c->each[i];
+        if (p->rank != rank || p->what != what || fabs(p->factor / factor - 1) > c->tolerance)
+            continue;
+        if (count++ < 4 && strlen(text) + strlen(p->name) + 3 < sizeof text)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", *text ? ", " : "",
+                     p->name);
+        else
+            left++;
+    }
+    if (left)
+        snprintf(text + strlen(text), sizeof text - strlen(text), " and %lld more",
+                 (long long)left);
+    verdict_say(v, "of %s it is %.6g times %s", text, factor, added_texts[what]);
+}
+
+/* Where each parameter is a multiple of some sum, but not all of the same: names those that are
+   not reduced, and the factor of others to that of most. */
+static inline void name_by_parameter(const reduction_check *c, int64_t rank, verdict *v) {
+    double most = reduced_factor(c, rank);
+    for (int64_t i = 0; i < arrlen(c->each); i++)
+        if (c->each[i].rank == rank && c->each[i].what == ADDITIONS) return;
+    if (most == 0) return;
+    for (int64_t i = 0; i < arrlen(c->each); i++) {
+        const reduced_param *p = &c->each[i];
+        int seen = p->rank != rank ||
+                   (p->what == ADDED_ALL && fabs(p->factor / most - 1) <= c->tolerance);
+        for (int64_t k = 0; k < i && !seen; k++)
+            seen = c->each[k].rank == rank && c->each[k].what == p->what &&
+                   fabs(c->each[k].factor / p->factor - 1) <= c->tolerance;
+        if (seen) continue;
+        say_reduced(c, rank, p->what, p->factor, v);
+        if (added_names[p->what]) {
+            verdict_name(v, mistake_named(added_names[p->what]));
+        } else {
+            law l = {.got = p->factor,
+                     .want = most,
+                     .sp = c->d->sp,
+                     .dp = c->d->world / c->d->sp,
+                     .accumulation = c->d->accumulation,
+                     .tolerance = c->tolerance};
+            law_name_gradients(&l, v);
+        }
+    }
+    say_reduced(c, rank, ADDED_ALL, most, v);
+}
+
 /* If loss_count tells what ranks divide by, only one factor is right. */
 static inline void judge_reduced_factor(const reduction_check *c, double factor, verdict *v) {
     verdict said;
@@ -236,6 +336,7 @@ static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *
                 "%.3g (tolerance %g)",
                 (long long)rank, factor, distance_from(l, factor), c->tolerance);
     others = name_reductions(c, rank, v);
+    if (!right && !v->count) name_by_parameter(c, rank, v);
     if (!right) return;
     v->count = 0;
     if (others) v->kind = VERDICT_INSUFFICIENT;
@@ -284,6 +385,7 @@ static inline int check_reduction(stage *s, dump *d, double tolerance, const dou
         stage_add(s, &one);
     }
     if (!status && c.missing) say_missing(&c, s);
+    arrfree(c.each);
     free(c.like);
     free(c.held);
     return status;

@@ -5,6 +5,12 @@
 #define ORACLE_NORMS_H
 #include "gradients.h"
 
+/* A parameter's part of the norm. */
+typedef struct param_square {
+    char name[120];
+    double square;
+} param_square;
+
 /* all, held and local are sums of squares. */
 typedef struct step_norms {
     dump *d;
@@ -17,7 +23,8 @@ typedef struct step_norms {
     double *shown; /* (world) the norm that it reports; NaN: none */
     likeness sum;  /* of the whole gradient with the sum of all local ones */
     int64_t parameters, locals;
-    stage *copies; /* whether ranks' copies of a gradient are equal */
+    param_square *each; /* stb_ds: of every parameter */
+    stage *copies;      /* whether ranks' copies of a gradient are equal */
 } step_norms;
 
 static inline double sum_of_squares(const double *x, int64_t count) {
@@ -64,7 +71,10 @@ static inline int add_norms(void *user, const char *parameter) {
     int status = whole_read(n->d, tensor_of(&name, "grad.", parameter), 0, n->d->world, &grad);
     if (!status) {
         n->parameters++;
-        n->all += sum_of_squares(grad.values, grad.count);
+        param_square one = {.square = sum_of_squares(grad.values, grad.count)};
+        snprintf(one.name, sizeof one.name, "%s", parameter);
+        arrput(n->each, one);
+        n->all += one.square;
         n->fourth += sum_of_fourths(grad.values, grad.count);
         judge_copies(n->copies, &grad, name.text, gradient_limit(n->d, n->tolerance));
         status = add_held(n, name.text) ||
@@ -212,6 +222,65 @@ static inline void name_nearest_norms(const step_norms *n, int64_t r, const law 
                        "that differ more tells them apart, and a norm in F32 or F64");
 }
 
+/* ---- one parameter, or one kind of them, counted otherwise ---- */
+
+/* The sum of squares of the parameters that have this component in their name; all of it for a
+   whole name. *count: how many. */
+static inline double squares_of(const step_norms *n, const char *part, size_t length,
+                                int64_t *count) {
+    double sum = 0;
+    *count = 0;
+    for (int64_t i = 0; i < arrlen(n->each); i++) {
+        int whole = strlen(n->each[i].name) == length &&
+                    !strncmp(n->each[i].name, part, length);
+        if (!whole && !has_part(n->each[i].name, part, length)) continue;
+        sum += n->each[i].square;
+        ++*count;
+    }
+    return sum;
+}
+
+/* Names the norm if these squares are left out, or counted as often as there are ranks of some
+   group. */
+static inline int name_squares(const step_norms *n, const law *l, const char *part,
+                               size_t length, verdict *v) {
+    double times[] = {0, (double)n->d->sp, (double)(n->d->world / n->d->sp),
+                      (double)n->d->world};
+    int64_t count;
+    double square = squares_of(n, part, length, &count);
+    if (count == arrlen(n->each) || !(square > 0)) return 0;
+    for (int i = 0; i < 4; i++) {
+        double other = sqrt(n->all + (times[i] - 1) * square);
+        if (times[i] == 1 || !law_equal(l, l->got, other) || law_equal(l, sqrt(n->all), other))
+            continue;
+        verdict_name(v, mistake_named(i ? "norm_counts_copies" : "norm_of_part"));
+        if (i)
+            verdict_say(v, "the squares of %s%.*s count %.0f times", count > 1 ? "all of " : "",
+                        (int)length, part, times[i]);
+        else
+            verdict_say(v, "the squares of %s%.*s are left out", count > 1 ? "all of " : "",
+                        (int)length, part);
+        return 1;
+    }
+    return 0;
+}
+
+/* Tries each parameter, then each component of names. There are many, so only rounding may be
+   between the numbers. */
+static inline void name_parameters(const step_norms *n, const law *l, double rounding,
+                                   verdict *v) {
+    law exact = *l;
+    exact.tolerance = norm_exactness(n, rounding);
+    for (int64_t i = 0; i < arrlen(n->each); i++)
+        if (name_squares(n, &exact, n->each[i].name, strlen(n->each[i].name), v)) return;
+    for (int64_t i = 0; i < arrlen(n->each); i++)
+        for (const char *part = n->each[i].name; *part;) {
+            size_t length = strcspn(part, ".");
+            if (name_squares(n, &exact, part, length, v)) return;
+            part += length + (part[length] == '.');
+        }
+}
+
 static inline void judge_norm(const step_norms *n, int64_t r, double got, double rounding,
                               stage *s) {
     double right = sqrt(n->all);
@@ -228,6 +297,7 @@ static inline void judge_norm(const step_norms *n, int64_t r, double got, double
     }
     if (v->kind != VERDICT_WRONG) return;
     name_nearest_norms(n, r, &l, rounding, v);
+    if (!v->count) name_parameters(n, &l, rounding, v);
     if (!v->count && fabs(got - right) <= 1.5 * l.tolerance * right)
         v->kind = VERDICT_MARGINAL;
     else if (!v->count && got > right)

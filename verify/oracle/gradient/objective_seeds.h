@@ -42,13 +42,20 @@ static inline int seeds_are_finite(const seed_set *s) {
     return 1;
 }
 
+/* Token weights are factors of losses, so of seeds. */
+static inline void seeds_weigh(seed_set *s) {
+    for (int64_t i = 0; i < s->f->count; i++)
+        for (int64_t t = 0; t < row_end(&s->f->rows[i]) && s->f->rows[i].weights; t++)
+            if (is_target(&s->f->rows[i], t)) s->of[i][t] *= s->f->rows[i].weights[t];
+}
+
 /* Writes the seeds into s->of. 0: the dump lacks something, or the way does not apply, such as
    lost micro-batches in a step of one. */
 static inline int seed_set_make(const seed_set *set, int way) {
     seed_set *s = (seed_set *)set;
     int64_t objective = s->f->d->facts.objective;
     int made = 1;
-    if (objective == DUMP_VALUE) return 0;
+    if (objective == DUMP_VALUE || has_terms(&s->f->d->facts)) return 0;
     if (seed_way_is_of_last(s->f->d, way) && s->f->d->accumulation == 1) return 0;
     for (int64_t i = 0; i < s->f->count; i++)
         memset(s->of[i], 0, (size_t)(s->f->rows[i].tokens + 1) * sizeof **s->of);
@@ -56,6 +63,7 @@ static inline int seed_set_make(const seed_set *set, int way) {
         make_mean_seeds(s, way);
     else
         made = objective == DUMP_PPO ? make_ppo_seeds(s, way) : make_document_seeds(s, way);
+    if (seeds_are_of_tokens(s->f->d)) seeds_weigh(s);
     return made && (way == SEEDS_RIGHT || seeds_are_finite(s));
 }
 

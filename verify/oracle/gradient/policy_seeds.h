@@ -69,6 +69,7 @@ static inline double clipped_slope(const dump_facts *f, const token_side *s, int
         ratio = 1 / ratio;
         turn = -1;
     }
+    if (f->dual_clip > 0 && s->advantage < 0 && ratio > f->dual_clip) return 0;
     inside = ratio >= 1 - f->clip_low && ratio <= 1 + f->clip_high;
     free = -s->advantage * ratio;
     bound = clipped_loss(f, ratio, s->advantage, 0);

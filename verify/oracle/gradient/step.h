@@ -146,6 +146,61 @@ static inline void name_factor(const step_check *c, const step_match *total, ver
                     f->max_norm / (x * clip), sqrt(c->n->all));
 }
 
+/* ---- numbers that give the step, where no mistake does ---- */
+
+/* Whether a number gives the step: within the limits of all ranks, and four times nearer than
+   the right one. squared: the square of its distance */
+static inline int number_gives(const step_check *c, const step_match *total, double squared) {
+    double limit = 0;
+    for (int64_t r = 0; r < c->n->d->world; r++) limit += step_limit(c, &c->of[r]);
+    return squared <= limit && 16 * squared < total->away[0];
+}
+
+/* Another weight decay gives the step, or none on some parameters. */
+static inline void name_decay(const step_check *c, const step_match *m, verdict *v) {
+    const dump_facts *f = &c->n->d->facts;
+    double x = m->param > 0 ? m->decayed_param / m->param : 0; /* -lr weight_decay */
+    double away = m->decayed - 2 * x * m->decayed_param + x * x * m->param;
+    if (number_gives(c, m, away) && -x * f->lr > 0) {
+        verdict_name(v, mistake_named("another_decay"));
+        verdict_say(v, "weight decay %.6g gives it, where it is %.6g", -x / f->lr,
+                    f->weight_decay);
+    } else if (c->lack && c->whole && !c->neither) {
+        verdict_name(v, mistake_named("another_decay"));
+        verdict_say(v, "no decay acts on %s; on all others it does", c->spared);
+    }
+}
+
+/* Bias corrections make the update proportional to this, where eps is small. */
+static inline double step_correction(const dump_facts *f, double t) {
+    return sqrt(1 - pow(f->beta2, t)) / (1 - pow(f->beta1, t));
+}
+
+/* The number of steps whose bias corrections give the update; 0: none below 1000 does. */
+static inline int step_number_of(const dump_facts *f, double factor) {
+    int best = 0;
+    double nearest = 1e-4;
+    for (int t = 1; t < 1000; t++) {
+        double off = fabs(step_correction(f, t) / step_correction(f, (double)f->step) / factor -
+                          1);
+        if (t == f->step || !(off < nearest)) continue;
+        best = t;
+        nearest = off;
+    }
+    return best;
+}
+
+static inline void name_step_number(const step_check *c, const step_match *m, verdict *v) {
+    const dump_facts *f = &c->n->d->facts;
+    double x = m->update > 0 ? m->updated_right / m->update : 0;
+    int t = x > 0 ? step_number_of(f, x) : 0;
+    double away = m->updated - 2 * x * m->updated_right + x * x * m->update;
+    if (f->optimizer != DUMP_ADAMW || !t || !number_gives(c, m, away)) return;
+    verdict_name(v, mistake_named("another_step_number"));
+    verdict_say(v, "bias corrections of step %d give it, where step is %lld", t,
+                (long long)f->step);
+}
+
 static inline void judge_step(const step_check *c, stage *s) {
     verdict *v = stage_begin(s, VERDICT_WRONG);
     step_match total;
@@ -163,7 +218,11 @@ static inline void judge_step(const step_check *c, stage *s) {
         return;
     }
     name_ways(c, v);
-    if (!v->count && !name_unmoved_ranks(c, v)) name_factor(c, &total, v);
+    if (!v->count && !name_unmoved_ranks(c, v)) {
+        name_factor(c, &total, v);
+        name_step_number(c, &total, v);
+        if (!v->count) name_decay(c, &total, v);
+    }
     if (*c->first) verdict_say(v, "the first parameter with another step is %s", c->first);
 }
 
@@ -172,8 +231,8 @@ static inline int try_step(stage *s, step_check *c, int spare) {
     dump *d = c->n->d;
     c->of_vectors = d->facts;
     if (spare) c->of_vectors.weight_decay = 0;
-    c->parameters = c->vectors = 0;
-    *c->first = 0;
+    c->parameters = c->vectors = c->whole = c->lack = c->neither = 0;
+    *c->first = *c->spared = 0;
     memset(c->of, 0, (size_t)d->world * sizeof *c->of);
     for (int64_t i = 0; i < d->world * STEP_WAYS; i++) {
         const step_way *way = &step_ways[i % STEP_WAYS];
@@ -242,6 +301,7 @@ static inline int check_steps(stage *stages, dump *d, double tolerance) {
     stage_add(&stages[REDUCTION], &copies);
     if (!status) status = check_norm(&stages[NORM], &n);
     if (!status) status = check_step(&stages[STEP], &n);
+    arrfree(n.each);
     free(n.held);
     return status;
 }

@@ -48,7 +48,11 @@ static const step_way step_ways[] = {
     {.name = "eps_inside_root", .eps_inside = 1},
     {.name = "steps_counted_by_micro_batches", .by_micro_batches = 1},
     {.name = NULL, .clip = CLIP_BY, .norm = norm_as_reported}};
-enum { STEP_WAYS = sizeof step_ways / sizeof *step_ways, WAY_REPORTED = STEP_WAYS - 1 };
+enum {
+    STEP_WAYS = sizeof step_ways / sizeof *step_ways,
+    WAY_REPORTED = STEP_WAYS - 1,
+    WAY_NO_DECAY = 14
+};
 
 /* Can the way be computed without the ranks' local gradients and the parameters' names? */
 static inline int way_is_plain(const step_way *way) {
@@ -109,6 +113,10 @@ static inline double way_step(const dump_facts *f, const step_way *way, const wa
 typedef struct step_match {
     double away[STEP_WAYS], from_right[STEP_WAYS];
     double wanted, moved, along, rounding; /* along: inner product of right and made step */
+    /* The made step without the right update is what decay made: of its squares, with param,
+       and of param's squares. Without the right decay it is the update: of its squares, with the
+       right update, and of the latter's squares. */
+    double decayed, decayed_param, param, updated, updated_right, update;
 } step_match;
 
 typedef struct step_check {
@@ -117,7 +125,10 @@ typedef struct step_check {
     way_numbers *numbers;  /* (world, STEP_WAYS) */
     dump_facts of_vectors; /* facts for biases and norms, whose weight_decay may be 0 */
     int64_t parameters, vectors;
-    char first[128]; /* parameter whose step is not the right one */
+    char first[128];     /* parameter whose step is not the right one */
+    char spared[200];    /* parameters whose step is right but for the decay, which they lack */
+    int64_t whole, lack; /* ranks' parts whose step is right; that lack the decay alone */
+    int64_t neither;
 } step_check;
 
 /* One parameter's whole tensors. clipped: the sum of local gradients that were each clipped by
@@ -142,6 +153,17 @@ static inline element element_at(const step_inputs *in, int64_t at) {
                      in->vector};
 }
 
+static inline void match_parts(const dump_facts *f, step_match *to, double p, double moved,
+                               double right) {
+    double decay = -f->lr * f->weight_decay * p, update = right - decay;
+    to->decayed += (moved - update) * (moved - update);
+    to->decayed_param += (moved - update) * p;
+    to->param += p * p;
+    to->updated += (moved - decay) * (moved - decay);
+    to->updated_right += (moved - decay) * update;
+    to->update += update * update;
+}
+
 static inline void match_element(const step_check *c, step_match *to, int64_t rank,
                                  const step_inputs *in, int64_t at, double after, double u) {
     const way_numbers *numbers = &c->numbers[rank * STEP_WAYS];
@@ -156,6 +178,7 @@ static inline void match_element(const step_check *c, step_match *to, int64_t ra
         to->away[i] += (moved - step) * (moved - step);
         to->from_right[i] += (step - right) * (step - right);
     }
+    match_parts(f, to, e.p, moved, right);
     to->wanted += right * right;
     to->moved += moved * moved;
     to->along += moved * right;
@@ -228,6 +251,22 @@ static inline double step_limit(const step_check *c, const step_match *m) {
     return m->rounding + limit * limit * m->wanted;
 }
 
+/* Notes whether the parameter decays, or makes its step without. */
+static inline void note_decay(step_check *c, const step_match *m, const char *parameter) {
+    double limit = step_limit(c, m);
+    size_t length = strlen(c->spared);
+    if (m->away[0] <= limit) {
+        c->whole++;
+    } else if (m->away[WAY_NO_DECAY] <= limit) {
+        c->lack++;
+        if (!strstr(c->spared, parameter) && length + strlen(parameter) + 3 < sizeof c->spared)
+            snprintf(c->spared + length, sizeof c->spared - length, "%s%s", length ? ", " : "",
+                     parameter);
+    } else {
+        c->neither++;
+    }
+}
+
 /* Compares one rank's range of after. with all ways. The sums begin at 0 for each parameter, to
    find the first one with a wrong step. 0, or -1 with d->error. */
 static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
@@ -254,6 +293,7 @@ static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
     free(after);
     if (!*c->first && !(one.away[0] <= step_limit(c, &one)))
         snprintf(c->first, sizeof c->first, "%s", parameter);
+    note_decay(c, &one, parameter);
     for (size_t i = 0; i < sizeof one / sizeof *sum; i++) all[i] += sum[i];
     return 0;
 }

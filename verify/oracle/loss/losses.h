@@ -21,6 +21,7 @@ typedef struct loss_parts {
     double apart; /* absolute, added to both: log-probs come from a model, not from the dump */
     int complete; /* all rows have the tensors that the loss needs */
     int lacks_documents, rewards_lack_documents; /* a row lacks only cu_seqlens */
+    const char *lacks_term; /* a row lacks what an option takes; NULL: none does */
     int no_memory;
     int side_is_wrong;
     verdict side; /* of the first row that has a side tensor of other tokens */
@@ -83,6 +84,7 @@ static inline void loss_add_row(loss_parts *p, const dump_facts *f, const dump_r
     int has = loss_has(f, row);
     p->complete = p->complete && has;
     loss_note_documents(p, f, row);
+    if (row->rank && row->logp && term_lacking(f, row)) p->lacks_term = term_lacking(f, row);
     if (f->objective != DUMP_SFT && !p->no_memory && row->rank)
         p->no_memory = documents_add_row(&p->documents, row, dp, micro);
     if (has && loss_is_of_tokens(f) && !p->no_memory)
@@ -171,6 +173,14 @@ static inline int loss_is_of_shares(loss_parts *p, const dump_facts *f, double u
     return differ;
 }
 
+/* Whether every rank that reports a loss reports this one: a count of other tokens, or another
+   window, is that of the whole step. */
+static inline int loss_is_of_all(const loss_parts *p, const dump_facts *f, const law *l) {
+    for (int64_t r = 0; r < f->world; r++)
+        if (!isnan(p->reported[r]) && !law_equal(l, p->reported[r], l->got)) return 0;
+    return 1;
+}
+
 /* unit: rounding of the number's own type */
 static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, double unit,
                               int64_t rank, verdict *v) {
@@ -181,6 +191,8 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
     means_name(means, &l, rank, f, v);
     answers_name(&p->answers, &l, v);
     loss_name_alone(p, &l, f, rank, v);
+    if (loss_is_of_tokens(f) && loss_is_of_all(p, f, &l))
+        tokens_name_rest(&p->tokens, &l, &p->answers, f, v);
     if (f->objective == DUMP_KTO && !v->count && rank % f->sp == 0 && /* once per sequence */
         kto_is_of_parts(&p->kto, &p->reported[rank / f->sp * f->sp], &l, v))
         verdict_name(v, mistake_named("kl_of_own_part"));

@@ -5,9 +5,26 @@
 #define ORACLE_MEANS_H
 #include "answers.h"
 
-enum { BY_RANK_MICRO, BY_RANK, BY_MICRO, BY_REPLICA, BY_REPLICA_MICRO, GROUPINGS };
+/* A place is a rank's number within its sequence: ranks of one place are those that a reduction
+   over replicas, without the ranks of a sequence, puts together. */
+enum {
+    BY_RANK_MICRO,
+    BY_RANK,
+    BY_MICRO,
+    BY_REPLICA,
+    BY_REPLICA_MICRO,
+    BY_PLACE,
+    BY_PLACE_MICRO,
+    GROUPINGS
+};
 static const char *const grouping_names[GROUPINGS] = {
-    "ranks' micro-batches", "ranks", "micro-batches", "replicas", "replicas' micro-batches"};
+    "ranks' micro-batches",
+    "ranks",
+    "micro-batches",
+    "replicas",
+    "replicas' micro-batches",
+    "places in the sequence, each over all replicas",
+    "micro-batches of places in the sequence, each over all replicas"};
 
 typedef struct step_means {
     law by[GROUPINGS]; /* groups 0: not used */
@@ -17,12 +34,15 @@ typedef struct step_means {
    replica, but none of micro-batches. */
 static inline void means_begin(step_means *m, const dump_facts *f, int by_ranks) {
     int64_t dp = f->world / f->sp;
-    int64_t groups[] = {f->world * f->accumulation, f->world, f->accumulation, dp,
-                        dp * f->accumulation};
+    int64_t groups[] = {f->world * f->accumulation, f->world, f->accumulation,        dp,
+                        dp * f->accumulation,       f->sp,    f->sp * f->accumulation};
     memset(m, 0, sizeof *m);
-    for (int i = by_ranks ? 0 : BY_MICRO; i < GROUPINGS; i++) {
+    for (int i = by_ranks ? 0 : BY_MICRO; i < (by_ranks ? GROUPINGS : BY_PLACE); i++) {
         m->by[i].groups = groups[i] <= LAW_GROUPS ? groups[i] : 0;
-        m->by[i].own_of = i <= BY_RANK ? f->world : i == BY_MICRO ? -1 : dp;
+        m->by[i].own_of = i <= BY_RANK    ? f->world
+                          : i == BY_MICRO ? -1
+                          : i < BY_PLACE  ? dp
+                                          : f->sp;
     }
 }
 
@@ -30,7 +50,9 @@ static inline void means_begin(step_means *m, const dump_facts *f, int by_ranks)
 static inline void means_add(step_means *m, const dump_facts *f, int64_t rank, int64_t dp,
                              int64_t micro, double loss, double weight) {
     int64_t replicas = f->world / f->sp;
-    int64_t group[] = {micro * f->world + rank, rank, micro, dp, micro * replicas + dp};
+    int64_t place = rank < 0 ? -1 : rank % f->sp;
+    int64_t group[] = {micro * f->world + rank, rank, micro, dp, micro * replicas + dp, place,
+                       micro * f->sp + place};
     for (int i = 0; i < GROUPINGS; i++) {
         if (!m->by[i].groups || group[i] < 0) continue;
         m->by[i].sums[group[i]] += weight * loss;
@@ -59,24 +81,33 @@ static inline int means_are_hidden(const step_means *m, const law *l, double rig
     return by->groups > 1 && law_equal(l, law_mean(by, MEAN_OF_MEANS, 0), right);
 }
 
-/* Names the mistakes that explain a wrong number, grouping by grouping. With accumulation 1,
-   BY_RANK and BY_REPLICA_MICRO are the same as others, so they are skipped. */
+/* Whether a grouping is the same as another one in this step: with one micro-batch, one replica
+   or one rank a sequence. */
+static inline int means_are_others(const dump_facts *f, int grouping) {
+    int place = grouping >= BY_PLACE;
+    return (f->accumulation == 1 && (grouping == BY_RANK || grouping == BY_REPLICA_MICRO ||
+                                     grouping == BY_PLACE_MICRO)) ||
+           (place && (f->world == f->sp || f->sp == 1));
+}
+
+/* Names the mistakes that explain a wrong number, grouping by grouping. */
 static inline void means_name(step_means *m, const law *l, int64_t rank, const dump_facts *f,
                               verdict *v) {
-    char names[120] = "";
+    char names[200] = "";
     for (int i = 0; i < GROUPINGS; i++) {
         law *by = &m->by[i];
         verdict one = {.count = 0};
-        if (!by->groups || (f->accumulation == 1 && (i == BY_RANK || i == BY_REPLICA_MICRO)))
-            continue;
+        if (!by->groups || means_are_others(f, i)) continue;
         by->got = l->got;
         by->tolerance = l->tolerance;
         by->slack = l->slack;
         by->right = l->right;
         by->has_right = 1;
         by->copies = l->copies;
-        by->own = i <= BY_RANK ? rank : rank / f->sp;
+        by->own = i <= BY_RANK ? rank : i < BY_PLACE ? rank / f->sp : rank % f->sp;
         law_name_means(by, &one);
+        for (int k = one.count - 1; k >= 0 && i >= BY_PLACE; k--) /* a factor is of no place */
+            if (one.named[k]->mean == MEAN_OVER_GROUPS) one.named[k] = one.named[--one.count];
         for (int k = 0; k < one.count; k++) verdict_name(v, one.named[k]);
         if (one.count)
             snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",

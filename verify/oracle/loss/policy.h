@@ -73,8 +73,9 @@ static inline double clipped_loss(const dump_facts *f, double ratio, double adva
                                   int wrong_side) {
     double clipped = fmin(fmax(ratio, 1 - f->clip_low), 1 + f->clip_high);
     double free = -advantage * ratio, bound = -advantage * clipped;
+    double loss = (free > bound) != wrong_side ? free : bound;
     if (isnan(ratio)) return NAN; /* fmin and fmax ignore a NaN */
-    return (free > bound) != wrong_side ? free : bound;
+    return f->dual_clip > 0 && advantage < 0 ? fmin(loss, -advantage * f->dual_clip) : loss;
 }
 
 static inline double k3(double d) { return expm1(d) - d; } /* d: ref_logp - logp */

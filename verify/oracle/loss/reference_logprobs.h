@@ -62,6 +62,121 @@ static inline void side_say(verdict *v, const dump_row *row, const char *name,
                 place_text(place, sizeof place, row, seen->token));
 }
 
+/* ---- numbers that are near those of other tokens ---- */
+
+/* A policy that has hardly moved has nearly its old log-probs. Where those of another token are
+   much nearer than those of the own one, the tensor is in other places. */
+enum { NEAR_BEFORE, NEAR_AFTER, NEAR_ORDER, NEAR_GATHERED, NEARS, NEAR_SHOWS = 8 };
+static const struct {
+    const char *name, *how;
+} nears[NEARS] = {
+    {"old_log_probs_shifted", "as a shift by one has it, the number of the token before"},
+    {"old_log_probs_shifted", "as a shift by one has it, the number of the token behind"},
+    {"gathered_in_rank_order",
+     "it was gathered one rank behind the other and cut as if it were in the row's order"},
+    {"gathered_in_rank_order", "it is in the row's order where ranks' shares are meant"}};
+
+/* by: orders are tried one token further and one less, too, as another package cuts a row whose
+   length is no multiple. */
+static inline int64_t near_source(const dump_row *row, int near, int64_t by, int64_t t) {
+    int64_t from = near == NEAR_BEFORE  ? t - 1
+                   : near == NEAR_AFTER ? t + 1
+                   : near == NEAR_ORDER ? row->order[t] + by
+                                        : row->gathered[t] + by;
+    return from >= 0 && from < row_end(row) && row_supervised(row, from) ? from : -1;
+}
+
+/* Of the tokens that have another one: how many there are, and how many are three times nearer to
+   logp of the other token than to their own. */
+static inline int64_t near_tokens(const dump_row *row, const double *x, int near, int64_t by,
+                                  int64_t *nearer) {
+    int64_t count = 0;
+    *nearer = 0;
+    for (int64_t t = 0; t < row_end(row); t++) {
+        int64_t from = row_supervised(row, t) ? near_source(row, near, by, t) : -1;
+        if (from < 0 || from == t) continue;
+        *nearer += 3 * fabs(x[t] - row->logp[from]) < fabs(x[t] - row->logp[t]);
+        count++;
+    }
+    return count;
+}
+
+/* Four fifths must be nearer: at cuts that lie otherwise, a few are not. */
+static inline int side_is_near_others(verdict *v, const dump_row *row, const char *name,
+                                      const double *x) {
+    for (int i = 0; i < 3 * NEARS; i++) {
+        int near = i % NEARS;
+        int64_t nearer, by = i < NEARS ? 0 : i < 2 * NEARS ? 1 : -1;
+        int64_t count = by && near < NEAR_ORDER ? 0 : near_tokens(row, x, near, by, &nearer);
+        if (count < NEAR_SHOWS || 5 * nearer < 4 * count) continue;
+        memset(v, 0, sizeof *v);
+        v->kind = VERDICT_WRONG;
+        verdict_name(v, mistake_named(nears[near].name));
+        verdict_say(v,
+                    "%s: %s; %lld of %lld numbers are nearer to logp there than to their own",
+                    name, nears[near].how, (long long)nearer, (long long)count);
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- blocks in other places, in whatever order ---- */
+
+enum { BLOCK_SHOWS = 4, BLOCK_ROW = 8192 }; /* least tokens of a block; most of a row */
+
+/* How far a policy that has hardly moved may be from its old log-prob. */
+static inline double near_limit(double logp) { return 0.1 + 0.02 * fabs(logp); }
+
+static inline int near_is(const dump_row *row, const double *x, int64_t t, int64_t from) {
+    return fabs(x[t] - row->logp[from]) <= near_limit(row->logp[from]);
+}
+
+/* Marks the tokens of blocks whose numbers are near those of the tokens `by` further. A block
+   has BLOCK_SHOWS supervised tokens or more. */
+static inline void blocks_mark(const dump_row *row, const double *x, int64_t by, char *in) {
+    int64_t first = 0, count = 0, end = row_end(row);
+    for (int64_t t = 0; t <= end; t++) {
+        int64_t from = t + by;
+        int other = t == end || from < 0 || from >= end;
+        if (!other && (!row_supervised(row, t) || !row_supervised(row, from))) continue;
+        if (!other && near_is(row, x, t, from)) {
+            if (!count++) first = t;
+            continue;
+        }
+        for (int64_t i = first; count >= BLOCK_SHOWS && i < t; i++) in[i] = 1;
+        count = 0;
+    }
+}
+
+/* Whether four fifths of the numbers that are far from logp of their own token stand in blocks at
+   other places: gathered or split by an order that is not the row's. */
+static inline int side_is_in_blocks(verdict *v, const dump_row *row, const char *name,
+                                    const double *x) {
+    int64_t end = row_end(row), far = 0, found = 0;
+    char *in = end <= BLOCK_ROW ? (char *)calloc((size_t)end + 1, 1) : NULL;
+    if (!in) return 0;
+    for (int64_t by = 1 - end; by < end; by++)
+        if (by) blocks_mark(row, x, by, in);
+    for (int64_t t = 0; t < end; t++) {
+        if (!row_supervised(row, t) ||
+            fabs(x[t] - row->logp[t]) <= 3 * near_limit(row->logp[t]))
+            continue;
+        far++;
+        found += in[t];
+    }
+    free(in);
+    if (far < NEAR_SHOWS || 5 * found < 4 * far) return 0;
+    memset(v, 0, sizeof *v);
+    v->kind = VERDICT_WRONG;
+    verdict_name(v, mistake_named("gathered_in_rank_order"));
+    verdict_say(
+        v,
+        "%s: of %lld numbers far from logp of their token, %lld stand in blocks that are "
+        "those of other places in the row",
+        name, (long long)far, (long long)found);
+    return 1;
+}
+
 /* 1 with a verdict if the tensor has the numbers of other tokens, else 0. */
 static inline int side_is_wrong(verdict *v, const dump_row *row, const char *name,
                                 const double *x, double unit, int64_t first) {
@@ -78,7 +193,7 @@ static inline int side_is_wrong(verdict *v, const dump_row *row, const char *nam
         verdict_say(v, "%s", source_texts[source]);
         return 1;
     }
-    return 0;
+    return side_is_near_others(v, row, name, x) || side_is_in_blocks(v, row, name, x);
 }
 
 /* first: the sequence's first rank. */

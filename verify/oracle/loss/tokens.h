@@ -22,10 +22,63 @@ static inline void token_losses(const dump_facts *f, const dump_row *row, int64_
     loss[TOKEN_RIGHT] = -row->logp[t];
 }
 
+/* ---- terms beside the log-prob or the policy's ---- */
+
+enum { TERM_SMOOTHING, TERM_Z, TERM_ENTROPY, TERMS };
+
+/* What the term is multiplied by; 0: the objective has none. */
+static inline double term_factor(const dump_facts *f, int term) {
+    int sft = f->objective == DUMP_SFT, ppo = f->objective == DUMP_PPO;
+    return term == TERM_SMOOTHING ? (sft ? f->label_smoothing : 0)
+           : term == TERM_Z       ? (sft ? f->z_loss : 0)
+                                  : (ppo ? f->entropy_coef : 0);
+}
+
+static inline double *const *term_of(const dump_row *row, int term) {
+    return term == TERM_SMOOTHING ? &row->mean_logp
+           : term == TERM_Z       ? &row->logits_lse
+                                  : &row->entropy;
+}
+
+/* What it adds to the token's loss, and *slope, the derivative by its tensor. */
+static inline double term_loss(const dump_facts *f, const dump_row *row, int64_t t, int term,
+                               double *slope) {
+    double factor = term_factor(f, term), x = factor > 0 ? (*term_of(row, term))[t] : 0;
+    *slope = term == TERM_Z ? 2 * factor * x : -factor;
+    return factor == 0              ? 0
+           : term == TERM_SMOOTHING ? factor * (row->logp[t] - x)
+           : term == TERM_Z         ? factor * x * x
+                                    : -factor * x;
+}
+
+static inline double term_unit(const dump_row *row, int term) {
+    return term == TERM_SMOOTHING ? row->unit.mean_logp
+           : term == TERM_Z       ? row->unit.logits_lse
+                                  : row->unit.entropy;
+}
+
+/* What an option needs and the row lacks; NULL: nothing. */
+static inline const char *term_lacking(const dump_facts *f, const dump_row *row) {
+    static const char *const lacks[TERMS] = {"mean_logp, which label_smoothing takes",
+                                             "logits_lse, which z_loss takes",
+                                             "entropy, which entropy_coef takes"};
+    for (int i = 0; i < TERMS; i++)
+        if (term_factor(f, i) > 0 && !*term_of(row, i)) return lacks[i];
+    return NULL;
+}
+
+/* Whether a gradient has parts that no log-prob's seed carries. */
+static inline int has_terms(const dump_facts *f) {
+    for (int i = 0; i < TERMS; i++)
+        if (term_factor(f, i) > 0) return 1;
+    return 0;
+}
+
 /* Whether the row has the tensors that its tokens' losses need, cu_seqlens aside. */
 static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
     if (f->objective == DUMP_VALUE) return row_has_values(f, row);
     if (!row->logp || !row->labels) return 0;
+    if (term_lacking(f, row)) return 0;
     return f->objective != DUMP_PPO ||
            (row->old_logp && row->advantages && (row->ref_logp || !(f->kl_coef > 0)));
 }
@@ -46,6 +99,11 @@ typedef struct token_group {
 typedef struct token_groups {
     double means[TOKEN_WAYS], all, filled, least; /* least: fewest tokens of a filled one */
 } token_groups;
+
+/* Options that may be shown and not applied. */
+enum { LEFT_WEIGHTS = TERMS, LEFT_DUAL_CLIP, OPTIONS_LEFT };
+static const char *const option_texts[OPTIONS_LEFT] = {"label_smoothing", "z_loss",
+                                                       "entropy_coef", "weights", "dual_clip"};
 
 typedef struct token_sums {
     step_means means;               /* of tokens, each with its weight in the right mean */
@@ -68,8 +126,11 @@ typedef struct token_sums {
     double unit;           /* the coarsest rounding of its tensors */
     int unknown_documents; /* a row does not say where documents begin */
     int gaps;              /* a rank has no supervised token of some document */
-    token_part *part;      /* (sp) */
-    token_part *ratio;     /* (sp) of logp - old_logp, where a document has one ratio */
+    /* Sums of losses, and of documents' means, as they are without an option */
+    double plain_tokens[OPTIONS_LEFT], plain_documents[OPTIONS_LEFT];
+    int has_weights;
+    token_part *part;  /* (sp) */
+    token_part *ratio; /* (sp) of logp - old_logp, where a document has one ratio */
 } token_sums;
 
 /* 0, or -1: no memory. */
@@ -183,6 +244,41 @@ static inline double tokens_add_ratios(token_sums *s, const dump_facts *f, const
     return sum;
 }
 
+/* Multiplies the token's losses by its weight, and adds their rounding, and what they are where an
+   option is not applied. */
+static inline void tokens_weigh(token_sums *s, const dump_facts *f, const dump_row *row,
+                                int64_t t, const sequence_ratio *of, double by_row,
+                                double count, double *loss) {
+    double w = row->weights ? row->weights[t] : 1, plain[TOKEN_WAYS], terms = 0;
+    double of_term[TERMS];
+    dump_facts without = *f;
+    without.dual_clip = 0;
+    for (int i = 0; i < TERMS; i++) {
+        double slope;
+        terms += of_term[i] = term_loss(f, row, t, i, &slope);
+        if (of_term[i] != 0)
+            written_add(&s->reference, term_unit(row, i), (*term_of(row, i))[t],
+                        by_row * w * slope);
+    }
+    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] += terms;
+    for (int i = 0; i < TERMS; i++) {
+        s->plain_tokens[i] += w * (loss[TOKEN_RIGHT] - of_term[i]);
+        s->plain_documents[i] += w * (loss[TOKEN_RIGHT] - of_term[i]) / count;
+    }
+    s->has_weights |= row->weights != NULL;
+    s->plain_tokens[LEFT_WEIGHTS] += loss[TOKEN_RIGHT];
+    s->plain_documents[LEFT_WEIGHTS] += loss[TOKEN_RIGHT] / count;
+    if (f->dual_clip > 0 && f->objective == DUMP_PPO) {
+        token_losses(&without, row, t, of, plain);
+        s->plain_tokens[LEFT_DUAL_CLIP] += w * (plain[TOKEN_RIGHT] + terms);
+        s->plain_documents[LEFT_DUAL_CLIP] += w * (plain[TOKEN_RIGHT] + terms) / count;
+    }
+    tokens_add_rounding(s, f, row, t, of, by_row * fabs(w));
+    if (row->weights)
+        written_add(&s->advantages, row->unit.weights, w, by_row * loss[TOKEN_RIGHT]);
+    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] *= w;
+}
+
 /* Adds the document of tokens begin to end; returns its mean. count: its supervised tokens. One
    pass fills the sums of all reductions, because a mistake may be another reduction. */
 static inline double tokens_add_document(token_sums *s, const dump_facts *f,
@@ -202,7 +298,7 @@ static inline double tokens_add_document(token_sums *s, const dump_facts *f,
         of.part = p->sum / p->count;
         of.share = p->sum / count;
         token_losses(f, row, t, of_sequence ? &of : NULL, loss);
-        tokens_add_rounding(s, f, row, t, of_sequence ? &of : NULL, by_row);
+        tokens_weigh(s, f, row, t, of_sequence ? &of : NULL, by_row, count, loss);
         for (int way = 0; way < TOKEN_WAYS; way++) sums[way] += loss[way];
         means_add(&s->means, f, row->rank[t], dp, micro, loss[0], weight);
         p = &s->part[row->rank[t] - dp * f->sp];
@@ -312,6 +408,9 @@ static inline void tokens_add_means(const token_sums *s, answers *a, const dump_
         answers_add(a, "mean_over_sequences", s->by_row / s->rows,
                     "of each row, and then the mean of rows");
     }
+    if (f->reduction == DUMP_BY_SEQUENCE)
+        answers_add(a, "row_taken_for_sequence", s->micro.means[TOKEN_RIGHT] / s->micro.all,
+                    NULL);
     answers_add(a, "sequence_counts_local", several * s->parts / s->documents,
                 "added over ranks");
     answers_add(a, "sequence_counts_local", several * s->parts / s->documents / (double)f->sp,
@@ -406,6 +505,19 @@ static inline void tokens_add_zero(const token_sums *s, answers *a, const dump_f
     answers_add(a, "token_zero_ignored", others / s->tokens, "they count all the same");
 }
 
+static inline void tokens_add_options(const token_sums *s, answers *a, const dump_facts *f) {
+    int has[OPTIONS_LEFT];
+    for (int i = 0; i < TERMS; i++) has[i] = term_factor(f, i) > 0;
+    has[LEFT_WEIGHTS] = s->has_weights;
+    has[LEFT_DUAL_CLIP] = f->objective == DUMP_PPO && f->dual_clip > 0;
+    for (int i = 0; i < OPTIONS_LEFT; i++)
+        if (has[i] && f->reduction <= DUMP_BY_SEQUENCE)
+            answers_add(a, "option_not_applied",
+                        f->reduction == DUMP_BY_TOKEN ? s->plain_tokens[i] / s->tokens
+                                                      : s->plain_documents[i] / s->documents,
+                        option_texts[i]);
+}
+
 /* The right loss, its rounding and what each mistake gives. The last replica ends here, because
    no row of another replica follows it. */
 static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f) {
@@ -429,6 +541,7 @@ static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f
                  a->right * count, count);
     tokens_accept_filled(s, a, f);
     answers_accept(a, tokens_mean(s, f, TOKEN_KL_CUT), token_ways[TOKEN_KL_CUT].how);
+    tokens_add_options(s, a, f);
     for (int way = 0; way < TOKEN_WAYS; way++)
         if (token_ways[way].name)
             answers_add(a, token_ways[way].name, tokens_mean(s, f, way), token_ways[way].how);
@@ -475,6 +588,64 @@ static inline void tokens_name_local_counts(const token_sums *s, const law *l, c
                         averaged ? ", averaged over ranks" : "");
         }
     }
+}
+
+/* ---- where no known mistake gives the number ---- */
+
+/* The sum of all losses over a count that is not that of this step's labels. */
+static inline void tokens_name_divisor(const token_sums *s, const law *l, const answers *a,
+                                       const dump_facts *f, verdict *v) {
+    law_counts counts = {s->tokens, s->all, f->sp, f->world / f->sp, f->accumulation};
+    double by = s->tokens * a->right / l->got, off = by * law_limit(l, l->got) / fabs(l->got);
+    if (f->reduction == DUMP_BY_TOKEN) law_name_count(&counts, law_whole(&counts, by, off), v);
+}
+
+/* A mean over another number of micro-batches than the step has; over 1: their sum. */
+static inline void tokens_name_window(const token_sums *s, const law *l, const answers *a,
+                                      const dump_facts *f, verdict *v) {
+    static const int groupings[] = {BY_REPLICA_MICRO, BY_RANK_MICRO, -1};
+    for (int i = 0; i < 3 && !v->count && f->accumulation > 1; i++) {
+        const law *by = groupings[i] < 0 ? NULL : &s->means.by[groupings[i]];
+        double mean = !by ? a->right : by->groups ? law_mean(by, MEAN_OF_MEANS, 0) : NAN;
+        for (int64_t n = by ? 1 : 2; n <= 2 * f->accumulation && !v->count; n++) {
+            if (n == f->accumulation ||
+                !law_equal(l, l->got, mean * (double)f->accumulation / (double)n))
+                continue;
+            if (by) verdict_name(v, mistake_named(n == 1 ? "sum_of_means" : "mean_of_means"));
+            if (n > 1) verdict_name(v, mistake_named("another_window"));
+            v->all = by && n > 1;
+            verdict_say(v,
+                        "the means of %s, summed over %lld micro-batches and divided by %lld",
+                        by ? grouping_names[groupings[i]] : "tokens",
+                        (long long)f->accumulation, (long long)n);
+        }
+    }
+}
+
+/* Whether the number is right by another reduction, which a metadata could say. */
+static inline void tokens_say_reduction(const token_sums *s, const law *l, const dump_facts *f,
+                                        verdict *v) {
+    static const int reductions[] = {DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_MICRO,
+                                     DUMP_BY_REPLICA};
+    for (int i = 0; i < 4; i++) {
+        dump_facts other = *f;
+        other.reduction = reductions[i];
+        if (reductions[i] == f->reduction ||
+            (reductions[i] == DUMP_BY_SEQUENCE && s->unknown_documents) ||
+            !law_equal(l, l->got, tokens_mean(s, &other, TOKEN_RIGHT)))
+            continue;
+        verdict_say(v,
+                    "it is what reduction %s gives: if that is meant, write it into the "
+                    "metadata",
+                    word_facts[FACT_REDUCTION].words[reductions[i]]);
+    }
+}
+
+static inline void tokens_name_rest(const token_sums *s, const law *l, const answers *a,
+                                    const dump_facts *f, verdict *v) {
+    if (!v->count) tokens_name_window(s, l, a, f, v);
+    if (!v->count) tokens_name_divisor(s, l, a, f, v);
+    tokens_say_reduction(s, l, f, v);
 }
 
 /* Names a rank's own mean over documents; law.h names a rank's own mean over tokens. */

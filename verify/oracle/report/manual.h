@@ -109,7 +109,7 @@ static const struct {
      {"OUT/got, OUT/want, OUT/model",
       "what gen makes: the step on ranks, the same on one rank, the model as a Llama folder"}},
   manual_examples[] = {
-      {"seqpar-verify law --got 0.25 --want 1 --sp 4",
+      {"seqpar-verify law --norm --got 0.25 --want 1 --sp 4",
        "a gradient norm that is a quarter of one rank's: wrong: over_sp"},
       {"seqpar-verify ver dump --want dump_sp1",
        "a step on ranks against the same step on one rank"},

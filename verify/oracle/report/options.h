@@ -151,10 +151,33 @@ static inline const option *option_meant(const option *options, int count, const
     return NULL;
 }
 
+/* Whether a and b differ by one character more, less, other, or two that are swapped. */
+static inline int words_alike(const char *a, const char *b) {
+    size_t same = 0, la = strlen(a), lb = strlen(b);
+    while (a[same] && a[same] == b[same]) same++;
+    a += same, b += same, la -= same, lb -= same;
+    return (la == lb && la > 0 && !strcmp(a + 1, b + 1)) ||
+           (la == lb + 1 && !strcmp(a + 1, b)) || (lb == la + 1 && !strcmp(a, b + 1)) ||
+           (la == lb && la > 1 && a[0] == b[1] && a[1] == b[0] && !strcmp(a + 2, b + 2));
+}
+
+/* The option that was meant by a word that is none; NULL: none is alike. */
+static inline const char *option_alike(const option *options, int count, const char *verb,
+                                       const char *text) {
+    if (words_alike("--help", text)) return "help";
+    for (int i = 0; i < count && !strncmp(text, "--", 2); i++)
+        if ((!strcmp(options[i].verb, verb) || !*options[i].verb) &&
+            options[i].kind != OPTION_NAME && words_alike(options[i].name, text + 2))
+            return options[i].name;
+    return NULL;
+}
+
 static inline void options_refuse(const option *options, int count, const char *verb,
                                   const char *text) {
     const option *meant = option_meant(options, count, verb, text);
+    const char *alike = option_alike(options, count, verb, text);
     fprintf(stderr, "error: what is '%s'? ", option_shown(text));
+    if (alike) fprintf(stderr, "Did you mean --%s? ", alike);
     if (meant) fprintf(stderr, "Behind --%s it is %s; ", meant->name, meant->help);
     fprintf(stderr, "seqpar-verify %s --help lists options\n", verb);
 }

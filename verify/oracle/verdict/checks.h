@@ -519,6 +519,8 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     if (!status) check_loss(&stages[LOSS], d, &parts.loss);
     counts_free(&parts.counts);
     if (parts.loss.lacks_documents) strcpy(stages[LOSS].lacks, "cu_seqlens");
+    if (parts.loss.lacks_term)
+        snprintf(stages[LOSS].lacks, sizeof stages[LOSS].lacks, "%s", parts.loss.lacks_term);
     if (parts.loss.rewards_lack_documents) strcpy(stages[REWARDS].lacks, "cu_seqlens");
     loss_free(&parts.loss);
     return d->error.status ? -1 : 0;

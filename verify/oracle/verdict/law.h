@@ -10,6 +10,9 @@
 #ifndef LAW_GROUPS
 #define LAW_GROUPS 4096
 #endif
+/* What two numbers may be. 0: something else of a gradient, which has no root. */
+enum { LAW_NORM = 1, LAW_LOSS = 2 };
+
 typedef struct law {
     double got, want;
     int64_t sp, dp, accumulation;
@@ -24,7 +27,8 @@ typedef struct law {
     double copies;     /* how often a mistake may add `right` and its rounding; 0: never */
     double noise;      /* relative error of a factor, if below tolerance; 0: tolerance */
     int shares;        /* sums are shares of one mean: groups have no means of their own */
-    int may_be_norms;  /* got and want may be roots of sums of squares */
+    int reads;         /* what got and want may be: LAW_NORM, LAW_LOSS or both */
+    int64_t window, configured; /* micro-batches of this step, and as configured; 0: unknown */
     /* Whose number `got` is. A mistake that uses one group's sum or count may use only groups i
        with i % own_of == own; own_of 0: any group, -1: none. */
     int64_t own, own_of;
@@ -103,7 +107,7 @@ static inline void law_name_pairs(const law *l, verdict *v) {
 static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
     double shard = 1 / sqrt((double)l->sp);
     verdict_say(v, "no product of powers of sp, dp and accumulation is %.6g", ratio);
-    if (l->sp > 1 && fabs(ratio - shard) < 0.1 * shard)
+    if (l->reads & LAW_NORM && l->sp > 1 && fabs(ratio - shard) < 0.1 * shard)
         verdict_say(v,
                     "1 / sqrt(sp) is %.4g: the norm of a part of the gradient, or of a rank's "
                     "own gradient before it is added to the others, is about that",
@@ -112,20 +116,100 @@ static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
                    "(--sums, --counts), a lost target, or the attention itself");
 }
 
-/* A norm that counts n copies of each gradient is sqrt(n) times the right one. */
-static inline void law_name_copies(const law *l, verdict *v) {
-    double copies[] = {(double)l->sp, (double)l->dp, (double)(l->sp * l->dp)};
+/* A norm that counts n copies of each gradient is sqrt(n) times the right one. A shard's norm,
+   where n shards are alike, is the right one over sqrt(n). */
+static inline void law_name_roots(const law *l, verdict *v) {
+    static const char *const sizes[] = {"sp", "dp", "sp x dp"};
+    double ranks[] = {(double)l->sp, (double)l->dp, (double)(l->sp * l->dp)};
     for (int i = 0; i < 3 && !v->count; i++) {
-        if (copies[i] == 1 || !law_equal(l, l->got, l->want * sqrt(copies[i]))) continue;
-        verdict_name(v, mistake_named("norm_counts_copies"));
-        verdict_say(v, "the root of %s: of gradient norms; no loss has such a factor",
-                    i == 0   ? "sp"
-                    : i == 1 ? "dp"
-                             : "sp x dp");
+        int copies = law_equal(l, l->got, l->want * sqrt(ranks[i]));
+        if (ranks[i] == 1 || (!copies && !law_equal(l, l->got, l->want / sqrt(ranks[i]))))
+            continue;
+        verdict_name(v, mistake_named(copies ? "norm_counts_copies" : "norm_of_part"));
+        verdict_say(v, "%sthe root of %s: of gradient norms; no loss has such a factor",
+                    copies ? "" : "1 over ", sizes[i]);
     }
 }
 
-/* Single mistakes come first, then copies in a norm, then pairs of mistakes: the fewest
+/* Mistakes of a loss that is reported: its value is scaled, its gradient is not. */
+static inline void law_name_losses(const law *l, verdict *v) {
+    double sp = (double)l->sp, dp = (double)l->dp;
+    double added[] = {sp, dp, sp * dp};
+    for (int i = 0; i < 3; i++)
+        if (added[i] > 1 && law_equal(l, l->got, l->want * added[i]))
+            verdict_name(v, mistake_named("losses_added"));
+    if (sp > 1 && law_equal(l, l->got, l->want / sp))
+        verdict_name(v, mistake_named("shares_averaged"));
+    for (int i = 0; i < MISTAKES; i++) {
+        const mistake_scale *s = &mistakes[i].scale;
+        if (!s->accumulation || s->sp || s->dp || l->accumulation == 1) continue;
+        if (law_equal(l, l->got, l->want * law_factor(l, s))) verdict_name(v, &mistakes[i]);
+    }
+}
+
+static inline void law_name_gradients(const law *l, verdict *v) {
+    for (int i = 0; i < MISTAKES; i++)
+        if (law_scales(&mistakes[i]) &&
+            law_equal(l, l->got, l->want * law_factor(l, &mistakes[i].scale)))
+            verdict_name(v, &mistakes[i]);
+}
+
+/* "as gradient norms: times_sp; as losses: losses_added". Two numbers may be either, and the
+   names differ. Returns whether one reading has several names. */
+static inline int law_name_readings(const law *l, verdict *v) {
+    char text[200] = "";
+    int several = 0;
+    for (int reading = LAW_NORM; reading <= LAW_LOSS; reading++) {
+        verdict one = {.count = 0};
+        if (l->reads && !(l->reads & reading)) continue;
+        if (!l->reads && reading == LAW_LOSS) continue;
+        (reading == LAW_LOSS ? law_name_losses : law_name_gradients)(l, &one);
+        several |= one.count > 1;
+        for (int i = 0; i < one.count; i++) {
+            verdict_name(v, one.named[i]);
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s",
+                     i       ? ", "
+                     : *text ? reading == LAW_LOSS ? "; as losses: " : "; as gradient norms: "
+                     : reading == LAW_LOSS ? "as losses: "
+                                           : "as gradient norms: ",
+                     one.named[i]->name);
+        }
+    }
+    if (*text && l->reads == (LAW_NORM | LAW_LOSS))
+        verdict_say(v, "%s (--norm or --loss says what they are)", text);
+    return several;
+}
+
+/* Sums of a window divided by another number of micro-batches than it has. Without --window,
+   numbers up to twice those of the step are tried. */
+static inline void law_name_window(const law *l, verdict *v) {
+    int64_t window = l->configured ? l->window : l->accumulation;
+    int64_t first = l->configured ? l->configured : 1;
+    int64_t last = l->configured ? l->configured : 2 * l->accumulation;
+    if (!l->configured && (l->accumulation == 1 || l->accumulation > 64)) return;
+    for (int64_t by = first; by <= last; by++) {
+        if (by == window || !law_equal(l, l->got, l->want * (double)window / (double)by))
+            continue;
+        verdict_name(v, mistake_named("another_window"));
+        verdict_say(v, "%lld/%lld: sums of %lld micro-batches over the number of %lld",
+                    (long long)window, (long long)by, (long long)window, (long long)by);
+        return;
+    }
+}
+
+static inline void law_say_right(const law *l, verdict *v) {
+    v->kind = VERDICT_RIGHT;
+    if (l->sp == 1 && l->dp == 1 && l->accumulation == 1 && !l->configured) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "with sp, dp and accumulation 1 no factor can show; give the sizes of "
+                       "the run that `got` is of");
+    } else if (l->reads & LAW_LOSS) {
+        verdict_say(v, "if these are losses, compare gradient norms, too: the value of a loss "
+                       "hides a wrong factor in its gradient");
+    }
+}
+
+/* Single mistakes come first, then roots, then a window, then pairs of mistakes: the fewest
    mistakes are the likeliest. */
 static inline void law_judge_ratio(const law *l, verdict *v) {
     double ratio = l->got / l->want;
@@ -139,26 +223,15 @@ static inline void law_judge_ratio(const law *l, verdict *v) {
         verdict_say(v, "the wanted number is %g, with which nothing can be compared", l->want);
         return;
     }
-    if (l->sp == 1 && l->dp == 1 && l->accumulation == 1) {
-        v->kind = VERDICT_INSUFFICIENT;
-        verdict_say(v, "with sp, dp and accumulation 1 no factor can show; give the sizes of "
-                       "the run that `got` is of");
-        return;
-    }
     if (law_equal(l, l->got, l->want)) {
-        v->kind = VERDICT_RIGHT;
-        verdict_say(v, "if these are losses, compare gradient norms, too: the value of a loss "
-                       "hides a wrong factor in its gradient");
+        law_say_right(l, v);
         return;
     }
     v->kind = VERDICT_WRONG;
-    for (int i = 0; i < MISTAKES; i++)
-        if (law_scales(&mistakes[i]) &&
-            law_equal(l, l->got, l->want * law_factor(l, &mistakes[i].scale)))
-            verdict_name(v, &mistakes[i]);
-    if (v->count > 1) law_say_apart(v, l);
-    if (!v->count && l->may_be_norms) law_name_copies(l, v);
-    if (!v->count) law_name_pairs(l, v);
+    if (law_name_readings(l, v)) law_say_apart(v, l);
+    if (!v->count && l->reads & LAW_NORM) law_name_roots(l, v);
+    if (!v->count || l->configured) law_name_window(l, v);
+    if (!v->count && l->reads != LAW_LOSS) law_name_pairs(l, v);
     if (v->count) return;
     if (law_marginal(l, l->want))
         v->kind = VERDICT_MARGINAL;
@@ -264,6 +337,39 @@ static inline void law_judge_mean(const law *l, verdict *v) {
     else
         verdict_say(v, "no known way to divide these sums gives that number; numbers in bf16 "
                        "need --tolerance 0.01");
+}
+
+/* ---- a count that is another one ---- */
+
+/* What a divisor may count that is a whole number, but not the step's labels. */
+typedef struct law_counts {
+    double labels, tokens; /* of the step; tokens: with a label or not */
+    int64_t sp, dp, accumulation;
+} law_counts;
+
+/* The whole number that `by` is, if it is none of rounding `off`; 0: none, or the labels. */
+static inline double law_whole(const law_counts *c, double by, double off) {
+    if (!(by > 0.5) || !(off < 0.01) || !(fabs(by - round(by)) <= fmax(off, 1e-9 * by)))
+        return 0;
+    return round(by) == c->labels ? 0 : round(by);
+}
+
+static inline void law_name_count(const law_counts *c, double by, verdict *v) {
+    double dp = (double)c->dp, micro = (double)c->accumulation, world = dp * (double)c->sp;
+    double groups[] = {micro, dp, micro * dp, world, world * micro};
+    const char *name = NULL;
+    if (by == 0) return;
+    for (int i = 0; i < 5 && !name; i++)
+        if (by == groups[i]) name = "micro_batches_counted";
+    if (!name && by == c->tokens) name = "all_tokens_counted";
+    if (!name && micro > 1 && fmod(by * micro, c->labels) == 0) name = "another_window";
+    if (!name && by > c->labels && by < c->tokens) name = "counted_before_mask";
+    if (!name && (micro > 1 || by > c->tokens)) name = "another_window";
+    if (name) verdict_name(v, mistake_named(name));
+    if (name && micro > 1 && !strcmp(name, "counted_before_mask"))
+        verdict_name(v, mistake_named("another_window"));
+    verdict_say(v, "it is the sum of all tokens over %.0f, where %.0f tokens have a label", by,
+                c->labels);
 }
 
 static inline void law_judge(const law *l, verdict *v) {

@@ -293,6 +293,29 @@ static const mistake mistakes[] = {
      .wrong = "m' = m + (1 - beta1) g, or m' = beta1 m + g, v' likewise",
      .example = "m = 2, g = 1, beta1 0.9: right 1.9, got 2.1 or 2.8.",
      .fix = "Scale both terms of both moments."},
+    {.name = "another_decay",
+     .family = "step",
+     .symptom = "weights shrink faster or slower than they should, some of them or all",
+     .cause =
+         "The optimizer has another weight decay than is shown: a schedule's after a resume, "
+         "that of another parameter group, or none on tensors that should decay.",
+     .right = "after = p (1 - lr wd) - update",
+     .wrong = "after = p (1 - lr wd') - update",
+     .example = "p 1, lr 0.1, wd 0.1, no update: right 0.99; with wd 0.05 it is 0.995.",
+     .fix = "Print the groups of the optimizer itself, with their decay, after a resume.",
+     .seen = "Megatron-LM 7468"},
+    {.name = "another_step_number",
+     .family = "step",
+     .symptom = "the first steps are too small, or too large",
+     .cause =
+         "The optimizer counts other steps than were made: a step without gradients made its "
+         "state, or each step is counted twice.",
+     .right = "t is the number of this step",
+     .wrong = "t is another number: 1 - beta^t in the bias corrections",
+     .example = "beta1 0.9, beta2 0.999: at t 2 in place of 1 the first step is 0.74 times the "
+                "right one.",
+     .fix = "Make the state with the first step that has a gradient.",
+     .seen = "Megatron-LM 5974, 5976"},
     {.name = "another_lr",
      .family = "step",
      .symptom = "all steps are a factor too long or too short",
@@ -383,7 +406,9 @@ static const mistake mistakes[] = {
      .wrong = "L = sum_g s_g / n_g",
      .example = "Counts 1, 3 and sums 2, 3: right 5 / 4 = 1.25, the sum of 2 and 1 is 3.",
      .fix = "Add counts over ranks before anybody divides.",
-     .seen = "read in the source of 360-LLaMA-Factory's DPO trainer (IPO, ORPO, SimPO)",
+     .seen =
+         "verl 5983, 6049; read in the source of 360-LLaMA-Factory's DPO trainer (IPO, ORPO, "
+         "SimPO)",
      .mean = MEAN_SUM_OF_MEANS},
     {.name = "shares_averaged",
      .family = "count",
@@ -406,6 +431,62 @@ static const mistake mistakes[] = {
      .example = "Sums 2, 3, counts 1, 3, eight tokens in all: right 1.25, got 0.625.",
      .fix = "Count where the label is not the ignored one.",
      .mean = MEAN_OVER_ALL},
+    {.name = "another_window",
+     .family = "count",
+     .symptom = "loss and gradient are off by the ratio of two numbers of micro-batches",
+     .cause =
+         "Sums of the micro-batches of this step are divided by the number, or by the count "
+         "of tokens, of another window: as many as are configured where the data ended, or "
+         "those of a batch that was generated.",
+     .right = "L = sum_g s_g / sum_g n_g over the micro-batches of this step",
+     .wrong = "L = sum_g s_g / count of other micro-batches",
+     .example =
+         "Four micro-batches are configured, three are left, each with sum 4 and count 2: "
+         "right 2, got 1.5.",
+     .fix = "Count the micro-batches that this step has, before its first backward pass.",
+     .seen = "ms-swift 10084; transformers 39659; TRL 5619, 6024"},
+    {.name = "micro_batches_counted",
+     .family = "count",
+     .symptom = "the loss grows with the length of texts",
+     .cause = "Sums of losses are divided by the number of micro-batches or ranks, where the "
+              "count of tokens is meant.",
+     .right = "L = sum_g s_g / sum_g n_g",
+     .wrong = "L = sum_g s_g / number of groups",
+     .example = "Two micro-batches with sums 4 and 6, counts 4 and 1: right 2, got 5.",
+     .fix = "Divide by the step's count of supervised tokens.",
+     .seen = "SkyRL 1504"},
+    {.name = "counted_before_mask",
+     .family = "count",
+     .symptom = "the loss is too small, the more so the more tokens a later mask takes away",
+     .cause = "Tokens are counted first, then some of them lose their label: a filter of "
+              "truncated answers, a limit on ratios, the last token of a share.",
+     .right = "L = sum_g s_g / sum_g n_g",
+     .wrong = "L = sum_g s_g / count before the last mask",
+     .example = "Sums 2, 3, counts 1, 3, five tokens before a mask: right 1.25, got 1.",
+     .fix = "Count the labels that the loss uses."},
+    {.name = "row_taken_for_sequence",
+     .family = "count",
+     .symptom = "with packing, texts of a full row weigh less than those of a short one",
+     .cause = "A packed row is taken for one sequence: its tokens are averaged together, then "
+              "rows, where documents are meant.",
+     .right = "L = (1/S) sum over documents of (s_d / n_d)",
+     .wrong = "L = (1/R) sum over rows of (sum of s_d / sum of n_d)",
+     .example =
+         "A row of documents with sums 2, 9, counts 1, 3 and a row of one with sum 1, count "
+         "1: right (2 + 3 + 1) / 3 = 2, got (11/4 + 1) / 2 = 1.875.",
+     .fix = "Take means by cu_seqlens.",
+     .seen = "tunix 1662; OpenRLHF 923"},
+    {.name = "option_not_applied",
+     .family = "count",
+     .symptom = "an option is shown, and nothing changes with it",
+     .cause =
+         "The loss is computed by another path than the one that reads the option: weights "
+         "of tokens, a second clip.",
+     .right = "the loss with the option",
+     .wrong = "the loss without it",
+     .example = "Losses 2 and 3 with weights 1 and 0.5: right (2 + 1.5) / 2 = 1.75, got 2.5.",
+     .fix = "Change the option in a test: the loss has to change.",
+     .seen = "Liger-Kernel 1082"},
     {.name = "nan_of_an_empty_rank",
      .family = "count",
      .symptom = "NaN with long prompts: a rank has no supervised token",
@@ -851,7 +932,8 @@ static const mistake mistakes[] = {
      .example =
          "Sampled with log-probs -1 -2 -3: training has -1 -2 -3 there, old_logp is 0 -1 "
          "-2; the ratios are 0.37 in place of 1.",
-     .fix = "Shift labels, logp and old_logp alike, once, before the split."},
+     .fix = "Shift labels, logp and old_logp alike, once, before the split.",
+     .seen = "prime-rl 1525; ms-swift 10071"},
     {.name = "ratio_of_parts",
      .family = "ppo",
      .symptom = "GSPO's loss depends on where ranks' shares end within responses",
