@@ -80,6 +80,7 @@ class Suite:
 def environment(suite, number, more):
     env = dict(without_make(), SEQPAR_FAULT=str(number), OMP_WAIT_POLICY="passive", **more)
     env.setdefault("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
+    env.setdefault("MALLOC_PERTURB_", "165")  # as ci/run.sh
     if suite.only:
         env["TEST_ONLY"] = suite.only
     return env

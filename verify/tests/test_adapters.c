@@ -443,6 +443,13 @@ static void test_codes(void) {
                 "status %d, %lld bytes of %lld values, %lld and %lld elements", status,
                 (long long)model[1].code_bytes, (long long)values, (long long)model[1].elements,
                 (long long)model[0].elements);
+    static const int64_t exact[][2] = {
+        {1, 12},       {64, 44},      {65, 44}, /* elements, bytes */
+        {16384, 8456}, {16385, 8464}, {32768, 16908}};
+    for (size_t i = 0; i < sizeof exact / sizeof *exact; i++)
+        test_expect(seqpar_nf4_bytes(exact[i][0]) == exact[i][1],
+                    "%lld elements have %lld bytes", (long long)exact[i][0],
+                    (long long)seqpar_nf4_bytes(exact[i][0]));
     test_expect((double)seqpar_nf4_bytes(1 << 24) < 0.5161 * (1 << 24), "%lld bytes",
                 (long long)seqpar_nf4_bytes(1 << 24));
     for (int i = 0; i < 2; i++) seqpar_llama_close(&ctx, &model[i]);
