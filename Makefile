@@ -17,15 +17,21 @@ DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attentio
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_dump*.c)))
 SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
+# The same in parts, for those who work on one: the core is the rest.
+ON_DEVICES = cuda gpu_script nccl nccl_gpus train_nccl transport mpi hosts processes
+OF_ORACLE = lessons oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip parsers fuzz
+OF_TRAINERS = definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input refused runs certificate kills sizes reward token_file demos_support rollout dry_run logs
+OF_CORE = $(filter-out $(ON_DEVICES) $(OF_ORACLE) $(OF_TRAINERS),$(SUITES))
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab
 
-.PHONY: lessons suites mutants certificate uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: check-core check-devices check-oracle check-trainers parts lessons suites mutants certificate uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
 	@echo "make check   all tests (SUITES=\"fold pack\": some); the last line is 'N passed, N failed'"
 	@echo "make lessons  nine lessons on sequence parallelism as one page, build/lessons.html (demos/lessons)"
+	@echo "make check-core, check-devices, check-oracle, check-trainers  a part of it each"
 	@echo "make quick   what one types while editing (half a minute, once built)"
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make mutants  draws mistakes and says which of them no suite sees (SEED=7 COUNT=50: an hour or more)"
@@ -98,6 +104,13 @@ build/quick/verify: verify/verify.c build/counting.o $(VERIFY_HEADERS)
 check-all: export TEST_ALL = 1
 check-all: check
 
+check-core: suites_of = $(OF_CORE)
+check-devices: suites_of = $(ON_DEVICES)
+check-oracle: suites_of = $(OF_ORACLE)
+check-trainers: suites_of = $(OF_TRAINERS)
+check-core check-devices check-oracle check-trainers:
+	@$(MAKE) --no-print-directory check SUITES="$(suites_of)"
+
 # nvcc builds them as CUDA C++ from the same sources, in a folder of their own.
 ifneq ($(findstring nvcc,$(notdir $(CC))),)
 demos: $(DEMOS:%=build/nvcc/%)
@@ -152,6 +165,8 @@ LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLE
 
 suites: # for scripts
 	@echo $(SUITES)
+parts: # the suites of each part, for scripts
+	@printf '%s\n' "core $(OF_CORE)" "devices $(ON_DEVICES)" "oracle $(OF_ORACLE)" "trainers $(OF_TRAINERS)"
 
 linked-flags: # for scripts that compile suites in other ways
 	@echo $(LINKED)

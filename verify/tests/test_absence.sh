@@ -70,6 +70,11 @@ only only_some 2 "test_two+test_one(2)" "1 passed, 1 failed" "ok two" "FAIL test
 only only_first 2 "tset_two+test_two" "1 passed, 1 failed" "ok two" "FAIL tset_two: TEST_ONLY names it, but no test here begins so"
 NO_TEST=1 $out/some >$out/none.log; [ $? -eq 2 ] && ok program_of_no_test || fail program_of_no_test "$(tail -n 1 $out/none.log)"
 
+# Every suite is in one of the parts, and nothing else is.
+env -u MAKEFLAGS -u SUITES make --no-print-directory -s parts >$out/parts
+different=$(diff <(cut -d' ' -f2- $out/parts | tr ' ' '\n' | sort) <(env -u MAKEFLAGS -u SUITES make --no-print-directory -s suites | tr ' ' '\n' | sort) | grep '^[<>]' | tr '\n' ' ')
+[ -z "$different" ] && [ "$(awk 'NF > 5' $out/parts | wc -l)" = 4 ] && ok parts_of_check || fail parts_of_check "${different:-$(cut -c1-60 $out/parts)}"
+
 # Every suite of verify/ is in SUITES, or another one runs it.
 suites=" $(env -u MAKEFLAGS make --no-print-directory -s suites) " # all, whatever is checked now
 for file in verify/tests/test_*.c verify/tests/test_*.sh; do
