@@ -300,8 +300,37 @@ static void add_names(cJSON *o, const char *key, const stage *stages, int judged
             cJSON_AddItemToArray(list, cJSON_CreateString(stage_names[i].name));
 }
 
+static int is_explained(const cJSON *list, const char *mistake_name) {
+    const cJSON *one;
+    cJSON_ArrayForEach(one, list) if (!strcmp(cJSON_GetObjectItem(one, "name")->valuestring,
+                                              mistake_name)) return 1;
+    return 0;
+}
+
+/* Explains each mistake once: by the headline, or by the first stage that names it. Later ones
+   have its name. */
+static void explain_once(const cJSON *headline, const cJSON *stages) {
+    const cJSON *stage, *before;
+    cJSON_ArrayForEach(stage, stages) {
+        cJSON *list = cJSON_GetObjectItem(stage, "mistakes");
+        for (int i = 0; i < cJSON_GetArraySize(list); i++) {
+            const char *mistake_name =
+                cJSON_GetObjectItem(cJSON_GetArrayItem(list, i), "name")->valuestring;
+            int seen = is_explained(headline, mistake_name);
+            for (before = stages->child; before != stage; before = before->next)
+                seen |= is_explained(cJSON_GetObjectItem(before, "mistakes"), mistake_name);
+            if (!seen) continue;
+            cJSON *short_form = cJSON_CreateObject();
+            cJSON_AddStringToObject(short_form, "name", mistake_name);
+            cJSON_ReplaceItemInArray(list, i, short_form);
+        }
+    }
+}
+
 static void print_stages_json(const stage *stages, const verdict *v, const summary *said) {
     cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
+    cJSON_AddStringToObject(o, "version", SEQPAR_VERSION);
+    cJSON_AddStringToObject(o, "dump", folder);
     if (*said->text) cJSON_AddStringToObject(o, "summary", said->text);
     add_names(o, "judged", stages, 1);
     add_names(o, "not_judged", stages, 0);
@@ -315,6 +344,7 @@ static void print_stages_json(const stage *stages, const verdict *v, const summa
             cJSON_AddStringToObject(one, "needs", stage_needs(&stages[i], i));
         cJSON_AddItemToArray(list, one);
     }
+    explain_once(cJSON_GetObjectItem(o, "mistakes"), list);
     json_print(stdout, o);
 }
 

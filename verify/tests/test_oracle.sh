@@ -156,6 +156,9 @@ if [ "$(grep -cE '^B[0-9][0-9]  (named|wrong|score|unseen) ' $out/gallery)" = 99
 if command -v python3 >/dev/null 2>&1; then
     reads() { $oracle "${@:2}" --json | python3 -c "import json, sys; d = json.load(sys.stdin); sys.exit(not ($1))"; }
     if reads 'd["verdict"] == "wrong" and [m["name"] for m in d["mistakes"]] == ["over_sp"] and d["mistakes"][0]["fix"] and d["evidence"]' law --norm --got 0.25 --want 1 --sp 4 && reads 'len(d) >= 15 and d[0]["name"] == "times_sp"' list && reads 'len(d) == 99 and d[0]["id"] == "B01" and {"stage": "attention", "mistake": "merge_overflows"} in d[0]["seen"]' list --gallery && reads 'd["name"] == "over_dp"' explain over_dp && reads 'd["verdict"] == "right" and d["mistakes"] == []' law --got 1 --want 1 --sp 4; then ok oracle_json; else fail oracle_json "is not what was asked for"; fi
+    # what a dump's verdict is of, and each mistake explained once
+    $oracle gen --mistake mean_of_means --sp 2 --tokens 24 --docs 3 --out $out/once >/dev/null
+    if reads 'd["version"] and d["dump"] == "'$out'/once/got" and [list(m) for s in d["stages"] for m in s.get("mistakes", [])] == [["name"]] and d["mistakes"][0]["fix"]' ver $out/once/got --want $out/once/want; then ok oracle_json_once; else fail oracle_json_once "is not what was asked for"; fi
     if reads 'all(e["seen"] or e["sight"] == "score" or e["how"].endswith(".") for e in d) and sum("how" in e for e in d) >= 40' list --gallery; then ok oracle_gallery_how; else fail oracle_gallery_how "what no dump shows has no reason"; fi
 else echo "skip oracle_json: no python3"; fi
 # ---- steps that are made here ----
