@@ -215,7 +215,8 @@ static int check_window(void) {
     return 0;
 }
 
-/* What got and want are. */
+/* Sets whether got and want are norms or losses. parts: whether --sums and --counts are given.
+   0, or an exit code. */
 static int check_reading(int parts) {
     if (are_norms && are_losses) return usage("--norm and --loss exclude each other; give one");
     if (parts && (are_norms || are_losses || window))
@@ -548,7 +549,8 @@ static int gen_quiz(void) {
     return 0;
 }
 
-/* What was planted, as it may be said: the reader of a quiz is to find it. */
+/* What the output says about the planted mistake: its name, but not that of a quiz, which the
+   reader is to find. */
 static const char *planted_name(void) {
     return quiz_number ? "a mistake" : making.mistake ? making.mistake : "";
 }
@@ -879,7 +881,7 @@ static const verb verbs[] = {
     {"list", "all mistakes that have a name", run_list}};
 enum { VERBS = sizeof verbs / sizeof *verbs };
 
-/* The verb, or word, that was meant by one that is none; NULL: none is alike. */
+/* The verb, or word of manual_words, that an unknown word may mean; NULL: none is alike. */
 static const char *verb_alike(const char *text) {
     for (int i = 0; i < VERBS; i++)
         if (words_alike(verbs[i].name, text)) return verbs[i].name;

@@ -19,7 +19,8 @@ static inline seqpar_plan ring_plan(int64_t ranks, int64_t rank, int backward) {
     return plan;
 }
 
-/* The COMPUTE number `hop` of a plan, and the SHIFT and RETURN that stand nearest before it. */
+/* The COMPUTE number `hop` of a plan, the last SHIFT before it, and the RETURN between it and
+   the next COMPUTE; NULL: none. */
 typedef struct ring_hop {
     const seqpar_plan_op *compute, *shift, *back;
 } ring_hop;
@@ -37,8 +38,8 @@ static inline ring_hop hop_of(const seqpar_plan *plan, int64_t hop) {
     return h;
 }
 
-/* The queries of each rank against the keys of each, in the colour of the keys: what is computed
-   in this hop, and pale what was computed before. */
+/* Blocks of the scores: a line for each rank's queries, a column for each rank's keys. Blocks
+   of this hop have the colour of the keys, earlier ones a pale colour, later ones grey. */
 static inline void draw_blocks(double x, double y, int64_t hop) {
     double wide = 25;
     draw_text(x + 2 * wide, y - 8, "m s", "keys of rank");
@@ -163,8 +164,8 @@ static inline double back_number(int which, int64_t token, int64_t dim) {
     return seqpar_random_normal(7, (uint64_t)which, (uint64_t)(token * BACK_DIMS + dim));
 }
 
-/* dv of token k: the sum over queries i of p_ik dout_i. Where dv of a hop is not sent home, the
-   queries of other ranks are missing. */
+/* dv of token k: the sum over queries i of p_ik dout_i. home 0: dv of a hop is not sent home,
+   so the terms of other ranks' queries are missing. */
 static inline double dv_of(const lesson_split *s, int64_t k, int64_t dim, int home) {
     double dv = 0;
     for (int64_t i = k; i < BACK; i++) {

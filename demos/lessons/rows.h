@@ -119,6 +119,8 @@ static inline void lesson_packed_pairs(void) {
     printf("pairs that reach into another document           %d\n", row - right);
 }
 
+/* The mask of the packed row. A cross marks a key that a causal mask alone would let pass. The
+   last document has no name: there is no space to its right. */
 static inline void picture_packing(void) {
     double wide = 34, left = 100, top = 58;
     picture_begin("Which keys each of 10 tokens sees in a row of three documents", 430, 0);
@@ -152,8 +154,7 @@ static const char *const words[] = {"The", "cat", "sat",  "on", "a",
                                     "mat", "and", "then", "it", "slept"};
 enum { WORDS = sizeof words / sizeof *words };
 
-/* The label that rank `rank` gives its local row i if labels are shifted after the split: -1,
-   none. */
+/* The label of rank `rank`'s i-th token if labels are shifted after the split. -1: none. */
 static inline int64_t label_after_split(const lesson_split *s, int64_t rank, int64_t i) {
     return i + 1 < s->count[rank] ? s->held[rank][i + 1] : -1;
 }

@@ -82,7 +82,7 @@ static inline void picture_counts(void) {
 
 /* ---- 5: a factor P ---- */
 
-/* The first step of a parameter by AdamW (b1 0.9, b2 0.999, no decay) and by SGD. */
+/* The first step of a parameter by AdamW (b1 0.9, b2 0.999, no decay). */
 static inline double first_step_adam(double g, double lr) {
     double m = .1 * g / (1 - .9), v = .001 * g * g / (1 - .999);
     return lr * m / (sqrt(v) + 1e-8);
@@ -106,7 +106,7 @@ static inline void lesson_factor(void) {
 
 /* ---- 8: the order of sums ---- */
 
-/* x rounded to three digits, as somebody calculates who writes down three. */
+/* x rounded to three significant digits, for sums that a reader can do by hand. */
 static inline double three_digits(double x) {
     char text[32];
     snprintf(text, sizeof text, "%.2e", x);
@@ -139,7 +139,7 @@ static inline float sum_by_ranks(int64_t ranks) {
     return sum;
 }
 
-/* The values that a fold's program leaves behind: a stack machine, as a device runs it. */
+/* The state of a stack machine that runs a fold's program, as a device does. */
 typedef struct lesson_fold {
     float stack[CELLS], store[CELLS], result;
     int64_t top;
@@ -247,7 +247,7 @@ static inline double pair_loss(double h_chosen, double h_rejected, double beta) 
     return result.loss;
 }
 
-/* The mean of what each rank gets of its own parts. */
+/* The wrong loss: each rank computes one from its own sums, and the mean of these is taken. */
 static inline double pair_loss_of_parts(void) {
     return (pair_loss(chosen[0], rejected[0], .5) + pair_loss(chosen[1], rejected[1], .5)) / 2;
 }

@@ -211,8 +211,8 @@ static int program_axolotl_template(program_keys *k, bool chats) {
     return 0;
 }
 
-/* Does this tokenizer.json have the token? True if it is no tokenizer.json, since others refuse
-   that. */
+/* Does this tokenizer.json have the token? Also true if the file is no tokenizer.json, which
+   is refused elsewhere. */
 static bool program_has_token(const cJSON *json, const char *text) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model"), *token;
     const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");

@@ -236,7 +236,7 @@ static int program_sets_of_llamafactory(program *p) {
     if (program_yaml_read(p, in.path, &in.root) || program_info_option(&in, "dataset") ||
         program_info_option(&in, "eval_dataset"))
         return -1;
-    program_drop_all(p, "max_samples"); /* there it limits each set, and is in its object */
+    program_drop_all(p, "max_samples"); /* it limits each set, so each set's JSON has it */
     return program_template_wanted(p);
 }
 

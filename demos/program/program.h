@@ -147,7 +147,8 @@ static inline const program_origin *program_origin_of(const program *p, const ch
     return NULL;
 }
 
-/* Puts "x.yaml:7: " before an error about an option of that file, and removes the dashes. -1 */
+/* Puts "x.yaml:7: " before an error about an option of that file, and removes the dashes.
+   Returns -1. */
 static inline int program_error_placed(program *p) {
     char name[DEMO_NAME_LIMIT];
     const char *text = p->error->text;

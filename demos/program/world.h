@@ -79,7 +79,7 @@ static int program_hosts_take(program *p) {
 
 /* ---- --include HOST:0,1: as many ranks on it as GPUs are named ---- */
 
-/* How many ids a comma list has, each once; 0: it is none. */
+/* The number of ids in a comma list; 0: it is no list of different ids. */
 static int64_t program_ids(const char *text) {
     bool seen[SEQPAR_MAX_RANKS] = {false};
     int64_t count = 0;
@@ -159,7 +159,7 @@ static int program_world_of_launcher(program *p) {
     return 0;
 }
 
-/* Do its roles have groups of ranks? Then the trainer adds those up. */
+/* Do PPO's roles have groups of ranks? Then the trainer adds those up. */
 static bool program_has_roles(const program *p) {
     for (int i = 0; i < arrlen(p->options); i++) {
         const demo_known *known = program_known(p->options[i]);
@@ -210,7 +210,7 @@ static int64_t program_slots(const program *p) {
     return p->hosts[0].slots;
 }
 
-/* The trainer's options without the number of ranks: the launcher says it. */
+/* Prints the commands of mpirun and srun that start the trainer on these hosts. */
 static void program_hosts_say(const program *p, FILE *out) {
     char *line = demo_shell_line("", p->options, arrlen(p->options));
     int64_t slots = program_slots(p);

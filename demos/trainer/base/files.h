@@ -29,8 +29,8 @@ static inline const char *demo_file_refused(int descriptor, size_t most) {
                                           : NULL;
 }
 
-/* Reads a regular file of at most `most` bytes into a zero-ended buffer for free(); NULL
-   with the reason in *why. */
+/* Reads a regular file of at most `most` bytes into a zero-terminated buffer, for which the
+   caller calls free(). NULL with the reason in *why. */
 static inline char *demo_read_whole(const char *path, size_t most, size_t *size,
                                     const char **why) {
     /* without O_NONBLOCK a pipe that nobody writes to hangs here */

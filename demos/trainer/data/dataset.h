@@ -138,7 +138,8 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
     arrput(set->documents, *document);
 }
 
-/* Appends the text, without its BOS, to the document that the text before left incomplete. */
+/* Appends the text, without its BOS, to set->begun, which holds the end of the previous texts.
+   When it has max_len tokens, it is stored and a new one begins. */
 static inline void demo_dataset_take_block(demo_dataset *set, demo_document *text,
                                            const demo_data_options *options) {
     set->counts.read++;

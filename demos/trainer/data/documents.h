@@ -31,8 +31,9 @@ typedef struct {
     int32_t *ids;
     uint8_t *loss_mask;
     int64_t tokens;
-    /* for process reward models (steps.h), else NULL: what a token must predict instead of the
-       next token, SEQPAR_IGNORE if loss_mask is 0; and this target's share of the label */
+    /* NULL except for process reward models (steps.h). targets: what a token must predict
+       instead of the next token, SEQPAR_IGNORE if loss_mask is 0. shares: the probability of
+       the target */
     int32_t *targets;
     float *shares;
 } demo_document;

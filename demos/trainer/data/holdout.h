@@ -93,8 +93,8 @@ static inline uint32_t demo_pcg_word(demo_pcg *g) {
     return (uint32_t)mixed;
 }
 
-/* A random integer from 0 to most (most >= 1): draws the low bits of words until they are no
-   more than it. */
+/* A random integer from 0 to most (most >= 1): draws words until the low bits of one are at
+   most `most`. */
 static inline uint32_t demo_pcg_up_to(demo_pcg *g, uint32_t most) {
     uint32_t mask = most, number;
     for (int bits = 1; bits < 32; bits *= 2) mask |= mask >> bits;

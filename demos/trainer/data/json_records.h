@@ -249,14 +249,15 @@ static inline int demo_json_positions(const demo_reader *reader, const cJSON *re
     if (demo_json_find_list(reader, record, side, "position_ids", &positions)) return -1;
     if (demo_json_same_length(reader, &positions, &tokens->ids)) return -1;
     for (const cJSON *item = positions.list ? positions.list->child : NULL; item;
-         item = item->next, t++)
-        if (t >= tokens->begin && t < tokens->end &&
-            !(item->valuedouble == (double)(t - tokens->begin)))
-            return demo_wrong(
-                reader,
-                "%s[%lld] is %.17g, but the tokens of a document count from 0; give "
-                "each document a record of its own",
-                positions.name, (long long)t, item->valuedouble);
+         item = item->next, t++) {
+        int32_t at = 0;
+        if (demo_json_whole(reader, item, positions.name, t, 0, 2147483647, &at)) return -1;
+        if (t >= tokens->begin && t < tokens->end && at != t - tokens->begin)
+            return demo_wrong(reader,
+                              "%s[%lld] is %d, but the tokens of a document count from 0; give "
+                              "each document a record of its own",
+                              positions.name, (long long)t, at);
+    }
     return 0;
 }
 

@@ -95,8 +95,8 @@ static inline int demo_mix_weights(double *ends, int64_t count, const char *text
     return 0;
 }
 
-/* The set of each record used, in order, as an stb_ds array. there (sets): number of records.
-   */
+/* Draws sets until there are `limit` records or the drawn set has none left. Returns the index
+   of each record's set, in order, as an stb_ds array. there (sets): records of each set. */
 static inline int32_t *demo_mix_drawn(const int64_t *there, int64_t sets, const double *ends,
                                       int64_t seed, int64_t limit) {
     int64_t *used = (int64_t *)demo_alloc(sets, sizeof *used);

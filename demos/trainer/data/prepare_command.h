@@ -15,7 +15,7 @@ static bool demo_folder_has_tokenizer(const char *folder) {
 }
 
 typedef struct {
-    char **words; /* stb_ds array, each for free() */
+    char **words; /* stb_ds array; demo_command_free frees the words */
     const demo_job *job;
 } demo_command;
 
@@ -66,6 +66,9 @@ static const char *const demo_shared_options[] = {
     "input_key label_key input_template",
     "input_key label_key placeholder_token reward_tokens"};
 
+/* Adds the options that decide how a record becomes a document. Without them prepare.py would
+   make other documents than these options ask for. learns_more: the set is --pretrain_data,
+   whose texts have no prompt. */
 static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_more) {
     const demo_config *c = &line->job->config;
     char name[32];
@@ -77,7 +80,8 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
             demo_command_typed(line, name, name);
     }
     if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
-    bool told = demo_job_typed(line->job, "dataset_info"); /* which contains both options */
+    /* with dataset_info, prepare.py does not use pretrain_eos and pretrain_blocks */
+    bool told = demo_job_typed(line->job, "dataset_info");
     if (c->pretrain_eos && !told) demo_command_add(line, "pretrain_eos", NULL);
     if (c->pretrain_blocks && !told) demo_command_add(line, "pretrain_blocks", NULL);
     demo_command_typed(line, "apply_chat_template", "apply_chat_template");

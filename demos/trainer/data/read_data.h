@@ -121,8 +121,8 @@ static inline int demo_read_list(demo_reader *reader, const char *bytes, size_t 
     return failed;
 }
 
-/* Is the file a list of objects, or an empty list? A line of .jsonl that is another list is
-   refused when it is read. */
+/* Is the file a list of objects, or an empty list? Any other file is read as .jsonl, which
+   refuses lines that are not objects. */
 static inline bool demo_is_list(const char *bytes) {
     bytes += strspn(bytes, " \t\r\n");
     if (*bytes++ != '[') return false;

@@ -139,6 +139,8 @@ static inline int demo_steps_counted(const demo_reader *reader, const cJSON *lab
         cJSON_GetArraySize(labels), how->label_key, (long long)steps, (int)how->placeholder);
 }
 
+/* Makes a document of a text and its labels. The number of labels is checked before the first
+   is read, so that there is one for every placeholder. */
 static inline int demo_steps_text(demo_document *d, const demo_reader *reader,
                                   const cJSON *json, const demo_step_options *how) {
     const char *key = how->data.input_key;
@@ -182,6 +184,8 @@ static inline int demo_steps_id(const demo_reader *reader, const demo_json_token
                       tokens->labels.name, (long long)t, *target);
 }
 
+/* Makes a document of token ids and their labels. Padding is left out, but must have no label.
+   A record without tokens is no error: demo_dataset_take drops and counts it. */
 static inline int demo_steps_ids(demo_document *d, const demo_reader *reader, const cJSON *json,
                                  const demo_step_options *how) {
     demo_json_tokens tokens;

@@ -197,7 +197,8 @@ static inline void demo_token_cut(int number, siginfo_t *about, void *context) {
         if (write(2, text, strlen(text)) < 0) _exit(1);
         _exit(1);
     }
-    sigaction(number, &demo_token_bus, NULL); /* none of ours: it repeats for that handler */
+    /* not one of our maps: the access faults again, and the handler before ours gets it */
+    sigaction(number, &demo_token_bus, NULL);
 }
 
 static inline void demo_token_watch(const demo_token_file *f, const char *path) {
@@ -393,7 +394,8 @@ static inline const void *demo_token_bytes(const demo_token_file *f, int name) {
     return f->section[name] ? f->map + f->section[name]->begin : NULL;
 }
 
-/* Checks that offsets rise from 0 to `end`, the size of their section, by at least `least`. */
+/* Checks that offsets rise from 0 to `end`, the size of the data that they point into, by at
+   least `least` each. */
 static inline int demo_token_offsets_rise(const demo_token_reader *r, int name, uint64_t count,
                                           uint64_t end, uint64_t least) {
     const uint64_t *at = (const uint64_t *)demo_token_bytes(r->file, name);

@@ -80,8 +80,8 @@ static seqpar_llama_batch_desc demo_batch_desc(const demo_job *job) {
     return run;
 }
 
-/* The same for a pass that may train. If it does, micro >= 0, attention has the dropout of
-   config.json, as torch has it in training mode. */
+/* The same for a pass that may train. If it trains (micro >= 0), attention has the dropout of
+   config.json, as in torch's training mode. */
 static seqpar_llama_batch_desc demo_batch_desc_of(const demo_rank *r, int64_t micro) {
     seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     run.dropout = micro >= 0;
@@ -169,8 +169,8 @@ static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
     for (int i = 0; i < 3; i++) seqpar_buffer_free(&r->ctx, &seeds->part[i]);
 }
 
-/* For objectives over tokens: records the sums of a piece, loss first, as leaves of the step's.
-   */
+/* For objectives over tokens: records the sums of a piece, loss first, and its leaf number, for
+   seqpar_sum_pieces at the end of the step. */
 static inline seqpar_status demo_piece_seen(demo_rank *r, demo_window *w,
                                             const seqpar_row *rows, const seqpar_piece *p,
                                             const double *sums) {

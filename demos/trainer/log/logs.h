@@ -123,7 +123,7 @@ static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
                      l->path[DEMO_METRICS], strerror(errno), demo_sink_option[DEMO_METRICS]);
 }
 
-/* Finds the newest event file; user: int64_t, the second in its name. */
+/* Finds the newest event file. user: int64_t, becomes the time in its name, in seconds. */
 static bool demo_visit_events(const char *folder, const char *name, void *user) {
     int64_t *newest = (int64_t *)user;
     (void)folder;

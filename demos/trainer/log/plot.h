@@ -6,9 +6,9 @@
  *     demo_plot plot = {.title = "Loss", .x_label = "step", .y_label = "nats", .series = series, .series_count = 1};
  *     demo_plot_write("loss.svg", &plot, &error);
  *
- * The plots often show curves that coincide. So each series is drawn thinner than the one
- * before, and all stay visible. Points that are not finite, or not positive on a log axis,
- * leave a gap. */
+ * The plots often show curves that coincide. So each of the last four series is drawn thinner
+ * than the one before, and all four stay visible. Points that are not finite, or not positive
+ * on a log axis, leave a gap. */
 #ifndef DEMO_PLOT_H
 #define DEMO_PLOT_H
 

@@ -11,8 +11,9 @@
 typedef struct {
     bool on; /* in this step */
     int64_t *chosen;
-    double *slopes; /* (experts) derivative of the loss by a token's probability for each */
-    int64_t *leaf;  /* stb_ds arrays: leaf number and loss of each of this rank's pieces */
+    /* (experts) [i]: derivative of the loss by a token's probability of expert i */
+    double *slopes;
+    int64_t *leaf; /* stb_ds arrays: leaf number and loss of each of this rank's pieces */
     double *value;
     double loss; /* of the last step, times the coefficient */
 } demo_experts;

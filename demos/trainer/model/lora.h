@@ -35,6 +35,8 @@ static const char *demo_lora_idle(const demo_job *job) {
     return NULL;
 }
 
+/* Refuses options that exclude each other, and options without another one that they need:
+   the run would silently not do what one of them says. */
 static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *rank = demo_job_spelled(job, "lora_rank");
@@ -92,7 +94,8 @@ static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) 
                                 demo_job_spelled(job, "target_modules"));
 }
 
-/* Takes over a number of a folder's adapters; refuses another number that was typed. */
+/* Sets an option to the value that the folder's adapters have. Refuses a different value that
+   was typed. */
 static int demo_lora_same(const demo_job *job, const char *name, int64_t there, int64_t *typed,
                           demo_error *error) {
     if (demo_job_typed(job, name) && *typed != there)
@@ -106,8 +109,8 @@ static int demo_lora_same(const demo_job *job, const char *name, int64_t there, 
     return 0;
 }
 
-/* Adapters that begin from a folder have its rank, alpha, use_rslora and targets. Only dropout
-   may be typed otherwise. */
+/* Adapters that begin from a folder have its rank, alpha, use_rslora and targets. Only another
+   dropout may be typed. */
 static int demo_lora_folder(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     demo_peft there;
@@ -136,7 +139,8 @@ static int demo_lora_folder(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Sets what was not typed. axolotl has no defaults, so there it is refused. */
+/* Sets defaults for options that were not typed. axolotl has none, so a missing option is
+   refused if the command line is in its form. */
 static int demo_lora_defaults(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_lora_from(job);

@@ -710,8 +710,8 @@ static inline int64_t demo_untaught(const char *folder, int64_t vocab) {
     return id >= 0 && id < vocab ? id + 1 : 0;
 }
 
-/* Is `id` missing from eos_token_id, a number or a list of numbers? *said becomes the first of
-   them, if there is one. */
+/* Does eos_token_id, a number or a list of numbers, lack `id`? False if the key is missing.
+   *said becomes its first number, if there is one. */
 static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, int64_t *said) {
     char path[4352];
     seqpar_error ignored = {0};
@@ -726,7 +726,7 @@ static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, in
     return other;
 }
 
-/* ---- weights: no tensor that the model does not take ---- */
+/* ---- weights: tensors that the model does not have are refused ---- */
 
 /* Old files hold the inverse frequencies of rotary embeddings. They are not read but computed.
    */
@@ -781,7 +781,8 @@ typedef struct {
 } demo_tensor_location;
 
 /* A tensor whose name ends in `end` here has a name that ends in `there` in the files. Tensors
-   that get the same name are its rows, one after the other in this order. */
+   that get the same name are one tensor in the files: their rows follow each other in the
+   model's order. */
 typedef struct {
     const char *end, *there;
 } demo_name_rule;

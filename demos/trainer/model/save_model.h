@@ -188,8 +188,8 @@ static inline seqpar_status demo_write_index(const demo_transfer *s, const demo_
     return status;
 }
 
-/* Writes the new files before it removes the old ones, so that a whole model is there always.
-   */
+/* Writes the new files before it removes those of an earlier save with another number of files,
+   so that one of the two is always whole. */
 static inline seqpar_status demo_write_shards(const demo_transfer *s,
                                               const demo_save_form *form, const char *folder,
                                               const demo_entry *entries, demo_values_fn get) {

@@ -4,8 +4,8 @@
  * (seqpar_optim_desc.params_shared). At zero_stage 3, and if a frozen model is offloaded, each
  * rank stores only what it owns. Otherwise each rank has a full copy.
  *
- * A shared copy belongs to the run, not to a rank, since a rank that fails closes while others
- * still read. */
+ * A shared copy belongs to the run, not to a rank, since a rank that fails closes its model
+ * while others still read the copy. */
 #ifndef DEMO_SHARED_H
 #define DEMO_SHARED_H
 
@@ -15,8 +15,8 @@
 #include "seqpar_llama.h"
 
 typedef struct {
-    bool sharded;   /* each rank stores only what it owns; and */
-    bool offloaded; /* that is outside of the device's memory */
+    bool sharded;   /* each rank stores only what it owns */
+    bool offloaded; /* if sharded: what a rank owns is outside of the device's memory */
     bool four_bits; /* seqpar_llama_config.four_bits of every model; then none is sharded */
     seqpar_device *device; /* of the shared weights; NULL: every rank has its own weights */
     void **arrays;         /* the weights, stb_ds array; the first rank of a group adds to it */
@@ -76,7 +76,7 @@ static bool demo_is_mine(const seqpar_ctx *ctx, const seqpar_llama *model, int64
     return !demo_is_shared(model) || index % ctx->world->size == ctx->world->rank;
 }
 
-/* Call it after writing weights: of a shared copy, no rank may read before all have written. */
+/* Call it after writing weights: no rank may read a shared copy before all have written. */
 static seqpar_status demo_model_written(seqpar_ctx *ctx, const seqpar_llama *model) {
     return demo_is_shared(model) ? seqpar_comm_barrier(ctx->world) : SEQPAR_OK;
 }

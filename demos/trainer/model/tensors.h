@@ -36,7 +36,7 @@ static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double
     return SEQPAR_OK;
 }
 
-/* A source fills values (part->count); part->state is the number of the file's prefix. */
+/* Most values of a block. */
 #ifndef DEMO_VALUES
 #define DEMO_VALUES (1 << 17)
 #endif
@@ -52,6 +52,7 @@ typedef struct {
     int64_t step;
 } demo_transfer;
 
+/* Fills values (part->count) for a file; part->state is the index of the tensor's prefix. */
 typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
                                         const seqpar_optim_part *part);
 

@@ -175,7 +175,7 @@ static inline demo_kto_means demo_kto_means_of(const double *chosen, const doubl
     for (int64_t i = 0; i < count; i++) {
         seqpar_pair_result r = demo_kto_pair(chosen[i], rejected[i], beta, &m);
         terms[i] =
-            -r.drejected; /* the loss has h minus the other's mean: opposite derivatives */
+            -r.drejected; /* the loss has h minus a mean: derivatives differ in sign only */
         terms[count + i] = -r.dchosen;
     }
     if (!(seqpar_mean(chosen, count) < 0)) m.dchosen = seqpar_mean(terms, count);

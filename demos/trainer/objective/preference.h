@@ -3,8 +3,8 @@
  * reference model, and reward models.
  *
  * First the log-prob of a response is summed over all ranks that hold tokens of it. Then every
- * rank computes the loss of every pair in its rows, and its derivative with respect to the sum.
- * That is the seed of each of its own tokens. */
+ * rank computes the loss of every pair in its rows, and the loss's derivative with respect to
+ * the sum. This derivative is the seed of each of the response's tokens. */
 #ifndef DEMO_PREFERENCE_H
 #define DEMO_PREFERENCE_H
 #include "trainer/data/pairs.h"

@@ -13,7 +13,7 @@ typedef struct {
     demo_recipe recipe;
     demo_generated out;     /* of the process that has rank 0 */
     demo_note *notes;       /* for the first line of OUT.part; stb_ds array */
-    int64_t first, prompts; /* of the set, those of this run */
+    int64_t first, prompts; /* this run's prompts: index of the first in the set; number */
 } demo_generate_config;
 
 /* Listed before the trainers' options: of two with one name the first counts, and some of these

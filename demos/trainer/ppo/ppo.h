@@ -283,6 +283,8 @@ static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
     return SEQPAR_OK;
 }
 
+/* The loop over rollouts. If a rollout could not be scored (given_up), its prompts count as not
+   drawn, so that a resumed run draws them again. */
 static seqpar_status demo_ppo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -338,8 +340,8 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
     return status ? status : demo_rewards_open(r);
 }
 
-/* The critic's adapters are those of the actor; in a model with experts, only the attention's.
-   */
+/* The critic has its own adapters, with the actor's rank, alpha and targets. In a critic with
+   experts only the targets in attention are used. */
 static seqpar_status demo_critic_adapters(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     seqpar_adapter_desc desc = r->job->adapter;

@@ -24,7 +24,7 @@ static int demo_same_number(const char *text, const char *answer) {
     return n && n == m && !memcmp(a, b, (size_t)n);
 }
 
-/* The text of a prompt of this set, and below that of its right answer; the caller calls
+/* The text of a prompt of this set (demo_answer_text: of its right answer); the caller calls
    free(). Token files hold both texts. Otherwise the answer follows the prompt in the document.
    */
 static char *demo_prompt_text(const demo_rank *r, const demo_dataset *set,
@@ -216,6 +216,8 @@ static void demo_question_free(demo_reward_question *q) {
     free(q->query);
 }
 
+/* asked > 0: there are no scores, because a server failed or a signal came. All ranks must know
+   it, since all give up the rollout. */
 static seqpar_status demo_add_server_scores(demo_rank *r) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     double *score = (double *)demo_alloc(o->texts, sizeof *score);

@@ -2,8 +2,8 @@
 /* rollout.h - generates texts for prompts.
  *
  * Every generating rank makes a part of the texts, and all ranks get all of them. Random
- * numbers depend only on the text's number and the token's position, so D x P changes no text.
- * */
+ * numbers depend only on the text's number and the token's position, so the number of ranks
+ * changes no text. */
 #ifndef DEMO_ROLLOUT_H
 #define DEMO_ROLLOUT_H
 #include "advantage.h"

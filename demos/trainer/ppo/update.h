@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* update.h - from a rollout to steps of actor and critic: advantages, losses, the
-   pretraining mix, the mean of the weights. */
+   pretraining mix, the moving average of the weights. */
 #ifndef DEMO_UPDATE_H
 #define DEMO_UPDATE_H
 #include "passes.h"
@@ -330,7 +330,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     return status;
 }
 
-/* Sets over what the losses are means; the critic's is a mean over tokens. */
+/* Sets what the losses are averaged over; the critic's loss is a mean over tokens. */
 static void demo_update_counts(demo_update *u) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     const demo_ppo_config *c = demo_ppo_options(u->r);

@@ -691,9 +691,9 @@ static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int6
     return status;
 }
 
-/* *step: that of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED. If it is damaged,
-   that of one before it, and notice says so. The folder may still have its temporary name:
-   demo_settle. */
+/* Sets *step to that of the checkpoint which `latest` names, or to DEMO_NOTHING_SAVED. If that
+   checkpoint is damaged, takes one before it, and says so in notice. The folder may still have
+   its temporary name (demo_settle). */
 static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, char *notice,
                                           size_t size, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
@@ -749,8 +749,8 @@ static void demo_clear_left_overs(const char *root) {
 
 /* ---- reading a checkpoint ---- */
 
-/* Reads the moving average. The checkpoint must have one exactly if this run keeps one (it has
-   a share). */
+/* Reads the moving average. Either both the checkpoint and this run have one, or neither; else
+   the checkpoint is refused. The run keeps one if average->share is set. */
 static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model,
                                        const char *folder, demo_average *average) {
     char path[1280];

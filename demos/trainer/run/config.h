@@ -13,7 +13,7 @@ typedef struct {
     const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
     const char *target_modules, *finetuning_type, *adapter, *adapter_name_or_path;
     const char *activation_offloading;
-    bool activations_away; /* set from it */
+    bool activations_away; /* set from activation_offloading */
     int long_documents;    /* DEMO_LONG_..., from truncation or the default of the program */
     bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
         load_checkpoint, gradient_checkpointing, tiled_mlp, relaxed_attention, cublas,
@@ -498,7 +498,7 @@ typedef struct {
          DEMO_FLAG, \
          NULL, \
          "sums in order of arrival: a little faster, not bit for bit", \
-         DEMO_ANY}, /* others wait while rank 0 writes a checkpoint or asks a reward server */ \
+         DEMO_ANY}, /* long: ranks wait while rank 0 writes a checkpoint or asks a server */ \
         {"ddp_timeout", \
          &(c).ddp_timeout, \
          DEMO_INT, \

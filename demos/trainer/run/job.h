@@ -85,7 +85,7 @@ typedef struct {
 
 typedef struct { /* the state of one rank */
     const demo_job *job;
-    seqpar_comm *world;     /* of all ranks; ctx has own_world, or this one if that is NULL */
+    seqpar_comm *world;     /* of all ranks; ctx uses own_world if it is set, else this one */
     seqpar_comm *own_world; /* of the rank's group; NULL: there is one group */
     int group;
     seqpar_ctx ctx;
@@ -108,7 +108,7 @@ typedef struct { /* the state of one rank */
     char run[DEMO_RUN_ID]; /* the run's name, the same on all ranks */
     demo_progress progress;
     demo_logs logs;         /* rank 0 */
-    double *losses, *steps; /* stb_ds arrays, rank 0: those of this process */
+    double *losses, *steps; /* stb_ds arrays, rank 0: since this process began */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
     int64_t *order, order_epoch; /* (usable units) order_epoch's shuffle; NULL: none yet */
@@ -134,7 +134,7 @@ typedef struct demo_window {
     /* computed over the whole window, before its rows: KTO's KL, or DPO's mean number of chosen
        tokens per pair */
     double statistic;
-    demo_kto_means means; /* the same of kto_pair */
+    demo_kto_means means; /* for kto_pair, also computed before the rows */
     /* (documents) sums of the reference's log-probs, computed before training; NULL: the
        reference runs in the step */
     const double *reference;
@@ -148,7 +148,7 @@ struct demo_objective {
     int least_evaluated;              /* fewest units that an evaluation needs */
     uint32_t kind;                    /* of the token files that it reads */
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
-    const char *evaluates;            /* what an evaluation's mean is called, if not that */
+    const char *evaluates;            /* name of an evaluation's mean; NULL: column[0] */
     const char *round;                /* what progress counts, if not steps */
     /* options that a resumed run must repeat, beside those of all trainers; a comma list,
        NULL: none */
@@ -165,8 +165,8 @@ struct demo_objective {
        with one sentence. */
     int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples,
                 demo_error *error);
-    /* Moves the objective's own data of the held units to those of eval, by DEMO_PART. NULL: it
-       has none. */
+    /* Moves the objective's own data of held-out units from the training data to the
+       evaluation data, as demo_part_documents does with documents. NULL: it has none. */
     void (*part)(demo_job *job, const uint8_t *held);
     /* Adds the objective's own data, beside the documents, to the digest; NULL: it has none. */
     uint64_t (*digest)(const demo_job *job, const demo_dataset *set, uint64_t digest);

@@ -16,8 +16,8 @@ __attribute__((unused)) static const int64_t *demo_other_end(const demo_job *job
     return folder && demo_config_ends_otherwise(folder, DEMO_EOS, &end) ? &end : NULL;
 }
 
-/* The key; NULL if the user has not typed the option, so that the reader checks what kind of
-   records it reads. */
+/* The key, or NULL if the user has not typed the option. With NULL the reader takes its default
+   key, and refuses records such as Alpaca's, whose prompt is in two keys. */
 __attribute__((unused)) static const char *demo_named_key(const demo_job *job,
                                                           const char *option, const char *key) {
     return job->parsed && !demo_options_typed(job->parsed, option) ? NULL : key;
@@ -187,8 +187,9 @@ static int demo_job_part(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* A packed row has sequence_len tokens in axolotl, and cutoff_len in LLaMA-Factory. In OpenRLHF
-   it has as many as the documents of a micro-batch; in its place a row has at least 2048. */
+/* A packed row has sequence_len tokens in axolotl, and cutoff_len in LLaMA-Factory. OpenRLHF
+   packs the documents of a micro-batch into one row, of no fixed length. So for its options,
+   or if no program is known, a packed row here has at least 2048 tokens. */
 static int64_t demo_row_tokens(const demo_job *job, int64_t longest) {
     int from = demo_job_from(job, "packing_samples");
     bool fixed = from == DEMO_FROM_AXOLOTL || from == DEMO_FROM_LLAMAFACTORY;

@@ -104,8 +104,8 @@ typedef struct {
     /* filled by demo_options_parse */
     const char *program;
     bool help_wanted;
-    /* per entry of options.tsv, 0 and NULL if it was not typed: which option of the command
-       line it was, counted from 1 (of several the last), and its value */
+    /* per entry of options.tsv: the option's number on the command line, from 1 (the last, if
+       it was typed several times), and its value. 0 and NULL: it was not typed */
     int typed[DEMO_KNOWN_COUNT], typed_count;
     const char *text[DEMO_KNOWN_COUNT];
     const char *before[DEMO_KNOWN_COUNT]; /* an earlier value under the same name, not used */

@@ -74,6 +74,8 @@ static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_f
 /* Is this rank in the first group, which trains r->model? */
 static bool demo_trains_model(const demo_rank *r) { return r->group == 0; }
 
+/* Saves a checkpoint, unless this step has one. With --async_save it is written in the
+   background, and demo_checkpoint_written gives it its name later. */
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {.step = r->step,

@@ -160,7 +160,8 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     if (!wrong)
         wrong = demo_options_compare(
             notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error);
-    if (!wrong) wrong = demo_resume_pads(job, file, error); /* their loss definitions agree */
+    /* after the options: pads depend on the loss definition, which is compared there */
+    if (!wrong) wrong = demo_resume_pads(job, file, error);
     if (!wrong) wrong = demo_resume_targets(job, file, error);
     seqpar_safetensors_close(file);
     arrfree(notes);

@@ -28,7 +28,7 @@ typedef struct {
     demo_claim claims[DEMO_CLAIMS];
 } demo_run;
 
-/* of a checkpoint */
+/* one pair of a file's metadata: a checkpoint's, or that of generate's OUT.part */
 typedef struct {
     char key[DEMO_NAME_LIMIT + 8], value[64];
 } demo_note;
@@ -281,7 +281,7 @@ static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar
 
 /* Opens and locks the file; returns its descriptor, or -1 with the error set. A run removes its
    lock file when it ends. So the file that was locked may not be at this path any more; then
-   the next one is tried. */
+   the path is opened again. */
 static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_error *error) {
     for (;;) {
         struct stat held, named;

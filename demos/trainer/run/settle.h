@@ -436,7 +436,7 @@ static int demo_settle_types(demo_job *job, demo_error *error) {
 
 /* ---- long documents ---- */
 
-/* By DEMO_LONG_. */
+/* Indexed by DEMO_LONG_... */
 static const char *const demo_long_words[] = {"drop", "cut", "cut_both"};
 enum { DEMO_LONG_WORDS = 3 };
 
@@ -488,6 +488,9 @@ static int demo_val_size_wrong(const demo_job *job, demo_error *error) {
     return 0;
 }
 
+/* Refuses evaluation options that contradict each other or the data. If `on` is "dataset", a
+   reward model is evaluated on its training data. No option asks for that, so --eval_strategy
+   no does not contradict it. */
 static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *on = demo_evaluates_on(job);
@@ -542,7 +545,7 @@ static double demo_job_epochs(const demo_job *job) {
 }
 
 /* The interval in rounds (steps or rollouts), of which the run has `all`. asked: rounds, a
-   fraction of all, or -1. per_epoch: 0, or times in each epoch, which then counts. */
+   fraction of all, or -1. per_epoch: times in each epoch, used in place of asked unless 0. */
 static int64_t demo_often(const demo_job *job, double asked, int64_t per_epoch, int64_t all) {
     double times = (double)per_epoch * demo_job_epochs(job);
     if (per_epoch) asked = times > 1 ? 1 / times : -1;

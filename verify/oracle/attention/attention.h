@@ -56,7 +56,7 @@ typedef struct attention {
     const dump_row *row;
     int64_t dp, micro;
     attention_shape shape[ATTENTION_NAMES];
-    attend whole, rows, keys;        /* samples for limits, mistakes: queries, a kv head */
+    attend whole, rows, keys;        /* whole: compared; rows: some queries; keys: a kv head */
     const attend *of_rows, *of_keys; /* &rows, &keys, or &whole if small; NULL: no sample */
     attend_case right;               /* the right answer for whole */
     attend_kernel kernel[LIMIT_LEVELS];
@@ -773,7 +773,8 @@ static inline int attention_is_open(const attention *a, const attend_case *c) {
     return 0;
 }
 
-/* A whole kv head takes long: first try mistakes that explain out, lse or dq of the queries. */
+/* The sample of a whole kv head takes long: there, first tries only the mistakes that match
+   out, lse or dq on the sample of queries. */
 static inline int attention_try_in_turn(attention *a, attend_case *c) {
     c->likely_alone = c->p == &a->keys;
     c->forward_is_right = c->likely_alone && a->whole.got[ATTEND_OUT] &&
@@ -897,7 +898,7 @@ static inline void attention_solve_rounding(attention *a, int t, const char *nam
              limits->all[t]);
 }
 
-/* Names a rounding mistake for those tensors with of[t] = 1 that are within the limits of
+/* Names a rounding mistake for those tensors with of[t] != 0 that are within the limits of
    `kernel`, which makes the mistake. */
 static inline int attention_try_rounding(attention *a, const char *name, const int *of,
                                          const attend_kernel *kernel) {

@@ -337,8 +337,8 @@ static inline int attend_try_layouts(attend_case *c) {
 
 /* ---- halves ---- */
 
-/* With the mistake: which halves of rank source's keys a half of rank's queries sees. 1: the
-   first half, 2: the second, 3: both. */
+/* The halves of the keys of rank `source` that a half of the queries of `rank` sees, with a
+   mistake. 1: the first half, 2: the second, 3: both. */
 typedef unsigned char (*attend_seen)(int64_t half, int64_t rank, int64_t source);
 static inline unsigned char seen_own(int64_t half, int64_t rank, int64_t source) {
     return (void)half, rank == source ? 3 : 0;
@@ -781,9 +781,9 @@ static inline int attend_is_off(const attend_case *c, int t, int64_t row) {
     return !(sqrt(distance) <= c->fits->limits.row[t] * c->right.scale[t][row]);
 }
 
-/* tokens_permuted, heads_permuted: checks that up to MOVED_ROWS wrong rows, spread evenly, are
-   all right rows of other tokens or heads. heads_permuted, alone for dk and dv: of the same
-   token. */
+/* Checks that up to MOVED_ROWS wrong rows, spread evenly, are all right rows of other tokens
+   (tokens_permuted) or of other heads of the same tokens (heads_permuted). For dk and dv only
+   heads_permuted is named. */
 static inline void attend_try_moved(attend_case *c, int t) {
     int64_t rows = attend_rows(c->p, t), step = rows / MOVED_ROWS + 1, seen = 0, tokens = 0;
     int64_t heads = t < ATTEND_DK ? c->p->heads : c->p->kv_heads, first = -1, from = -1;

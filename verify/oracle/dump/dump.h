@@ -29,9 +29,9 @@
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): PPO
  *     label_smoothing, z_loss ("0") SFT: a token's loss is (1 - label_smoothing) (-logp) +
  *                          label_smoothing (-mean_logp) + z_loss logits_lse^2
- *     entropy_coef ("0")   PPO: entropy_coef entropy is taken from each token's loss
- *     dual_clip ("0": none) PPO: the loss of a token with advantage A below 0 is dual_clip |A| at
- *                          most
+ *     entropy_coef ("0")   PPO: entropy_coef * entropy is subtracted from each token's loss
+ *     dual_clip ("0": none) PPO: the loss of a token with advantage A below 0 is at most
+ *                          dual_clip |A|
  *     importance ("token") PPO: token, each token has its own ratio r; sequence (GSPO), all
  *                          tokens of a document have r = exp(mean of logp - old_logp over its
  *                          supervised tokens)
@@ -75,9 +75,9 @@
  *     A.mean_logp   (n)        SFT with label_smoothing: mean of the log-probs of all ids
  *     A.logits_lse  (n)        SFT with z_loss: log of the sum of exp of the logits
  *     A.entropy     (n)        PPO with entropy_coef: of the distribution over all ids
- *     A.weights     (n)        SFT and PPO: a factor of each token's loss, as of texts by their
- *                              source or of a truncated importance ratio. The mean's divisor is
- *                              that of reduction, not the sum of weights
+ *     A.weights     (n)        SFT and PPO: a factor of each token's loss, for example the
+ *                              weight of a data source or a truncated importance ratio. The
+ *                              mean's divisor is that of reduction, not the sum of weights
  *     A.rewards     (docs)     PPO
  *     A.groups      (docs)     PPO: which prompt the document answers; equal numbers are one
  *                              group, over all rows and replicas of the step
@@ -108,8 +108,8 @@
  *     loss          ()         as this rank reports it for the whole step
  *     norm          ()         of the gradient before clip, as this rank reports it
  *     local.NAME    (any)      this rank's gradient of parameter NAME, before any reduction; in
- *                              a wanted dump with one row per rank: that row's share of the
- *                              step's gradient
+ *                              the dump of --want with one row per rank: that row's share of
+ *                              the step's gradient
  *     grad.NAME     (any)      after all reductions and before clip
  *     param.NAME    (any)      the parameter before the optimizer's step
  *     after.NAME    (any)      the parameter after the optimizer's step

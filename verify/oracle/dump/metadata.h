@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* metadata.h - what the metadata of a dump says: sizes, objective and optimizer, the same in all
- * of its files. */
+/* metadata.h - what the metadata of a dump says: sizes, objective and optimizer, the same in
+ * all of its files. */
 #ifndef ORACLE_METADATA_H
 #define ORACLE_METADATA_H
 #include <math.h>
@@ -38,7 +38,7 @@ typedef struct dump_facts {
     double z_loss, entropy_coef;
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t window;                /* 0: none */
-    double softmax_scale, softcap; /* 0: 1 / sqrt(head_dim), none */
+    double softmax_scale, softcap; /* 0 means 1 / sqrt(head_dim); 0 means no softcap */
 } dump_facts;
 
 static const struct {

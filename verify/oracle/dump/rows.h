@@ -367,8 +367,8 @@ static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, cons
     return NULL;
 }
 
-/* If all numbers of supervised tokens fit a type of 16 bits, they were rounded to it before
-   they were written in a wider type: its unit. 0: some do not fit, or too few differ. */
+/* The unit of the 16-bit type that all numbers of supervised tokens fit: they were rounded to
+   it before they were written in a wider type. 0: some do not fit, or too few differ. */
 static inline double row_narrow_unit(const dump_row *row, const double *x) {
     double unit = UNIT_F32, last = 0;
     int64_t different = 0;

@@ -68,8 +68,8 @@ static inline void factor_group_add(gradient_check *c, factor_groups *g, int64_t
     likeness_add(&g->of[group].like, &c->each[i].like);
 }
 
-/* Puts each tensor into the group of its factor. group -1: neither right nor a multiple, or all
-   zeros, which would be a factor of 0. */
+/* Puts each tensor into the group of its factor. group -1: no multiple, a factor beyond the
+   first FACTOR_GROUPS, or all zeros, which would be a factor of 0. */
 static inline void group_factors(gradient_check *c, factor_groups *g) {
     memset(g, 0, sizeof *g);
     for (int64_t i = 0; i < c->n; i++) {
@@ -113,8 +113,8 @@ static inline int part_is_of_group(const gradient_check *c, const char *part, si
     return count > 1;
 }
 
-/* The first component of tensor i's name, no number, that only tensors of its group have; NULL:
-   none. */
+/* The first component of tensor i's name that is not a number and that only tensors of its
+   group have; NULL: none. */
 static inline const char *part_of_group(const gradient_check *c, int64_t i, size_t *length) {
     const char *name = c->each[i].name;
     while (*name) {
@@ -185,8 +185,9 @@ static inline int group_shows(const gradient_check *c, int group) {
     return count >= FACTOR_SHOWS;
 }
 
-/* Names the mistakes of all groups. For one group these are all candidates. Of several groups
-   each must have one explanation, since all of them were made; else none is named. */
+/* Names the mistakes of all groups. With one group, they may be alternatives. With several
+   groups, each group has its own mistake, so each needs exactly one explanation; else nothing
+   is named. */
 static inline void name_groups(const gradient_check *c, const factor_groups *g, verdict *v) {
     for (int group = 1; group <= g->count; group++) {
         verdict one = {.count = 0};

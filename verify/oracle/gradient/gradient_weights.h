@@ -174,8 +174,8 @@ static inline double mean_weight(double all, double groups, double own) {
 
 /* ---- verdict ---- */
 
-/* A pair of mistakes must fit more closely than one mistake: there are more pairs. In 16 bits a
-   fourth of the tolerance is four roundings. */
+/* A pair of mistakes must fit more closely than one mistake: there are more pairs. For 16-bit
+   types the tolerance is 16 roundings, so a fourth of it is four. */
 static inline double pair_limit(const gradient_check *c) {
     return c->tolerance > 4e-3 ? c->tolerance / 4 : 1e-3;
 }
@@ -460,7 +460,8 @@ static inline int judge_own_shares(gradient_check *c, const share_rows *got) {
     return v->count > 0;
 }
 
-/* All gradients are one multiple of the wanted ones: the sum over a count of other tokens. */
+/* If all gradients are one multiple of the wanted ones, the sum may be over a wrong count:
+   names the mistake that gives this count. */
 static inline void judge_count(const gradient_check *c, const share_rows *got) {
     law_counts counts = {got->all, got->tokens, c->d->sp, c->d->world / c->d->sp,
                          c->d->accumulation};
@@ -470,7 +471,8 @@ static inline void judge_count(const gradient_check *c, const share_rows *got) {
         law_name_count(&counts, law_whole(&counts, by, by * off), &c->s->v);
 }
 
-/* Judges gradients that no factor explains. 0, or -1 with the error of one of the dumps. */
+/* Judges wrong gradients that the mistakes of factors.h do not explain. 0, or -1 with the error
+   of one of the dumps. */
 static inline int judge_shares(gradient_check *c) {
     share_rows got;
     int found = share_rows_read(c->d, &got);

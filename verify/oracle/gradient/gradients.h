@@ -148,7 +148,8 @@ static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
     }
     if (!(got = dump_doubles(c->d, r, t))) return -1;
     reduced_param one = {.rank = r, .what = ADDITIONS};
-    int some = c->d->sp == 1 || c->d->sp == c->d->world; /* these sums are others, too */
+    /* then ADDED_SEQUENCE and ADDED_REPLICAS are the same sums as ADDED_OWN and ADDED_ALL */
+    int some = c->d->sp == 1 || c->d->sp == c->d->world;
     snprintf(one.name, sizeof one.name, "%s", name + strlen("grad."));
     for (int what = 0; what < ADDITIONS; what++) {
         likeness like = {0};
@@ -231,7 +232,8 @@ static const char *const added_names[ADDITIONS] = {NULL, "replicas_not_reduced",
                                                    "sequence_not_reduced", "never_synchronised",
                                                    "clip_before_reduction"};
 
-/* The factor that most parameters have which are sums of all ranks; 0: none is. */
+/* The most frequent factor among parameters that are multiples of the sum over all ranks; 0:
+   there is no such parameter. */
 static inline double reduced_factor(const reduction_check *c, int64_t rank) {
     double factor = 0;
     int64_t most = 0;
@@ -268,8 +270,9 @@ static inline void say_reduced(const reduction_check *c, int64_t rank, int what,
     verdict_say(v, "of %s it is %.6g times %s", text, factor, added_texts[what]);
 }
 
-/* Where each parameter is a multiple of some sum, but not all of the same: names those that are
-   not reduced, and the factor of others to that of most. */
+/* If every parameter is a multiple of some sum: names the mistake of each sum that is not over
+   all ranks. For a sum over all ranks with another factor than the most frequent one, names the
+   mistakes that give the ratio of the two. */
 static inline void name_by_parameter(const reduction_check *c, int64_t rank, verdict *v) {
     double most = reduced_factor(c, rank);
     for (int64_t i = 0; i < arrlen(c->each); i++)

@@ -224,8 +224,8 @@ static inline void name_nearest_norms(const step_norms *n, int64_t r, const law 
 
 /* ---- one parameter, or one kind of them, counted otherwise ---- */
 
-/* The sum of squares of the parameters that have this component in their name; all of it for a
-   whole name. *count: how many. */
+/* The sum of squares of the parameters whose name is `part` or has it as a component. *count:
+   how many. */
 static inline double squares_of(const step_norms *n, const char *part, size_t length,
                                 int64_t *count) {
     double sum = 0;
@@ -240,8 +240,8 @@ static inline double squares_of(const step_norms *n, const char *part, size_t le
     return sum;
 }
 
-/* Names the norm if these squares are left out, or counted as often as there are ranks of some
-   group. */
+/* Names the mistake if the reported norm leaves out these squares, or counts them sp, dp or
+   world times. Returns 1 if it does. */
 static inline int name_squares(const step_norms *n, const law *l, const char *part,
                                size_t length, verdict *v) {
     double times[] = {0, (double)n->d->sp, (double)(n->d->world / n->d->sp),
@@ -265,8 +265,8 @@ static inline int name_squares(const step_norms *n, const law *l, const char *pa
     return 0;
 }
 
-/* Tries each parameter, then each component of names. There are many, so only rounding may be
-   between the numbers. */
+/* Tries each parameter, then each component of names. These are many candidates, so a norm must
+   match within rounding. */
 static inline void name_parameters(const step_norms *n, const law *l, double rounding,
                                    verdict *v) {
     law exact = *l;

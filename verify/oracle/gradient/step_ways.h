@@ -113,9 +113,9 @@ static inline double way_step(const dump_facts *f, const step_way *way, const wa
 typedef struct step_match {
     double away[STEP_WAYS], from_right[STEP_WAYS];
     double wanted, moved, along, rounding; /* along: inner product of right and made step */
-    /* The made step without the right update is what decay made: of its squares, with param,
-       and of param's squares. Without the right decay it is the update: of its squares, with the
-       right update, and of the latter's squares. */
+    /* D = made step - right update is the part that decay made: sums of D^2, D param, param^2.
+       U = made step - right decay is the update: sums of U^2, U R, R^2, where R is the right
+       update. */
     double decayed, decayed_param, param, updated, updated_right, update;
 } step_match;
 
@@ -251,7 +251,7 @@ static inline double step_limit(const step_check *c, const step_match *m) {
     return m->rounding + limit * limit * m->wanted;
 }
 
-/* Notes whether the parameter decays, or makes its step without. */
+/* Counts the parameter's step as right, as right but for a missing decay, or as neither. */
 static inline void note_decay(step_check *c, const step_match *m, const char *parameter) {
     double limit = step_limit(c, m);
     size_t length = strlen(c->spared);

@@ -100,7 +100,7 @@ static inline void name_swaps(const swap_check *s, int form, verdict *v) {
                 (long long)first, (long long)swap_source(s, first, form));
 }
 
-/* Tests for exchanged ranges a step that nothing else explains. 0, or -1 with d->error. */
+/* Looks for exchanged ranges if nothing else explains the step. 0, or -1 with d->error. */
 static inline int check_swaps(verdict *v, step_check *c) {
     int64_t world = c->n->d->world;
     swap_check s = {.c = c};

@@ -19,7 +19,7 @@ typedef struct answers {
                             tokens or documents, parts over ranks' micro-batches */
     int low_precision;   /* some inputs, or the reported loss, have 16 bits */
     char what[80];       /* what `right` is computed from, for messages */
-    answer other[ANSWERS], accepted[ACCEPTED]; /* accepted: no mistake; how says why */
+    answer other[ANSWERS], accepted[ACCEPTED]; /* accepted: no mistakes, see their `how` */
     int count, accepted_count;
     int made;            /* entries of `other` before those that only scale `right` */
     const char *lacks;   /* why no loss can be judged; NULL: it can */

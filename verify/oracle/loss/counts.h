@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include "oracle/verdict/stages.h"
 
-/* Bits of a grouping: one count for each member, replica or micro-batch whose bit is set,
-   summed over those whose bit is not set. */
+/* A grouping has one bit per dimension: member, replica, micro-batch. A set bit keeps one count
+   for each index of its dimension; counts are summed over the other dimensions. */
 enum { APART_MEMBER = 1, APART_REPLICA = 2, APART_MICRO = 4, APARTS = 8 };
 static const char *const apart_texts[APARTS] = {
     "the count of the whole step",
@@ -126,7 +126,7 @@ static inline void counts_sum(const step_counts *c, double *to, int apart, size_
         to[counts_group(c, i, apart)] += count_field(&c->cell[i], field);
 }
 
-/* Whether each set bit splits the counts: of a dimension of size 1 it makes no difference. */
+/* Whether each set bit splits the counts: the bit of a dimension of size 1 does not. */
 static inline int apart_exists(const step_counts *c, int apart) {
     return !((apart & APART_MEMBER && c->sp == 1) || (apart & APART_REPLICA && c->dp == 1) ||
              (apart & APART_MICRO && c->accumulation == 1));
@@ -134,7 +134,8 @@ static inline int apart_exists(const step_counts *c, int apart) {
 
 /* ---- divisors ---- */
 
-/* Whether k is a product of powers -1, 0 or 1 of P, D and A, which a reduction may undo. */
+/* Whether k is a product of powers -1, 0 or 1 of sp, dp and accumulation, which a reduction may
+   undo. */
 static inline int counts_is_factor(const step_counts *c, double k) {
     for (int n = 0; n < 27; n++)
         if (is_about(k, pow((double)c->sp, n % 3 - 1) * pow((double)c->dp, n / 3 % 3 - 1) *
@@ -171,7 +172,8 @@ static inline void counts_say_first(step_counts *c, double factor, verdict *v) {
     }
 }
 
-/* Reports the right divisor: INSUFFICIENT if a wrong one has the same value or none exists. */
+/* Reports the right divisor: INSUFFICIENT if a wrong divisor has the same value, or if no wrong
+   one is possible. */
 static inline void counts_show(step_counts *c, verdict *v, double factor) {
     const char *same = NULL;
     int others = 0;

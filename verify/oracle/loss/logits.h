@@ -9,8 +9,8 @@
 typedef enum logits_pick {
     PICK_RIGHT,
     PICK_IDS,        /* the token itself is the label */
-    PICK_NEXT_LABEL, /* label of the rank's next row: shifted twice, at the logits' row */
-    PICK_ROW_BEFORE, /* logits of the rank's row before: the same, at the label's row */
+    PICK_NEXT_LABEL, /* shifted twice: logits of this row, label of the rank's next row */
+    PICK_ROW_BEFORE, /* shifted twice: label of this row, logits of the rank's row before */
     PICK_RANK_ORDER, /* logits are concatenated by rank, labels are in the row's order */
     PICKS
 } logits_pick;
@@ -154,8 +154,8 @@ static inline int64_t *logits_tokens(const dump_row *row, int64_t rank, int64_t 
     return token;
 }
 
-/* Reads the rank's logits in its own order: a mistake takes the row before, and two rows need
-   little memory. 0, or -1 with d->error. */
+/* Reads the rank's logits in its own order and holds only two rows, to save memory. The second
+   is for the mistake that takes the row before. 0, or -1 with d->error. */
 static inline int logits_rank(logits_check *c, int64_t rank) {
     const seqpar_safetensors_tensor *t = dump_find(c->d, rank, c->micro, "logits");
     int64_t count, *token;

@@ -18,8 +18,8 @@ typedef struct loss_parts {
     double *reported; /* (world) by each rank; NaN: it reports none */
     double tolerance; /* of rewards */
     double widened;   /* relative, of the loss; added to its roundings */
-    double apart; /* absolute, added to both: log-probs come from a model, not from the dump */
-    int complete; /* all rows have the tensors that the loss needs */
+    double apart;     /* absolute, added to the limit: error of log-probs computed by --model */
+    int complete;     /* all rows have the tensors that the loss needs */
     int lacks_documents, rewards_lack_documents; /* a row lacks only cu_seqlens */
     const char *lacks_term; /* a row lacks what an option takes; NULL: none does */
     int no_memory;
@@ -173,8 +173,8 @@ static inline int loss_is_of_shares(loss_parts *p, const dump_facts *f, double u
     return differ;
 }
 
-/* Whether every rank that reports a loss reports this one: a count of other tokens, or another
-   window, is that of the whole step. */
+/* Whether every rank that reports a loss reports this one. A count of other tokens, or another
+   window, changes the loss of the whole step, so all ranks report it. */
 static inline int loss_is_of_all(const loss_parts *p, const dump_facts *f, const law *l) {
     for (int64_t r = 0; r < f->world; r++)
         if (!isnan(p->reported[r]) && !law_equal(l, p->reported[r], l->got)) return 0;

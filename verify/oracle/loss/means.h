@@ -5,8 +5,8 @@
 #define ORACLE_MEANS_H
 #include "answers.h"
 
-/* A place is a rank's number within its sequence: ranks of one place are those that a reduction
-   over replicas, without the ranks of a sequence, puts together. */
+/* A place is a rank's number within its sequence. A reduction over replicas that leaves out the
+   other ranks of the sequence combines the ranks of one place. */
 enum {
     BY_RANK_MICRO,
     BY_RANK,
@@ -30,8 +30,8 @@ typedef struct step_means {
     law by[GROUPINGS]; /* groups 0: not used */
 } step_means;
 
-/* own_of says which groups' own mean a rank may report by mistake: its own groups, those of its
-   replica, but none of micro-batches. */
+/* own_of (law.h) says whose own mean a rank may report by mistake: that of its rank, replica or
+   place. Groups of BY_MICRO are of all ranks, so none of them is the rank's own. */
 static inline void means_begin(step_means *m, const dump_facts *f, int by_ranks) {
     int64_t dp = f->world / f->sp;
     int64_t groups[] = {f->world * f->accumulation, f->world, f->accumulation,        dp,
@@ -106,7 +106,8 @@ static inline void means_name(step_means *m, const law *l, int64_t rank, const d
         by->copies = l->copies;
         by->own = i <= BY_RANK ? rank : i < BY_PLACE ? rank / f->sp : rank % f->sp;
         law_name_means(by, &one);
-        for (int k = one.count - 1; k >= 0 && i >= BY_PLACE; k--) /* a factor is of no place */
+        /* MEAN_OVER_GROUPS only scales the right mean, so it does not point to places. */
+        for (int k = one.count - 1; k >= 0 && i >= BY_PLACE; k--)
             if (one.named[k]->mean == MEAN_OVER_GROUPS) one.named[k] = one.named[--one.count];
         for (int k = 0; k < one.count; k++) verdict_name(v, one.named[k]);
         if (one.count)

@@ -127,8 +127,9 @@ static inline void policy_side_ways(const dump_facts *f, const dump_row *row, in
     }
 }
 
-/* Bounds of the derivatives of a token's loss; size: sum of its terms' absolute values. Only the
-   clip from below, of a bad token, makes them larger than they are without a clip. */
+/* Bounds of the derivatives of a token's loss; size: sum of its terms' absolute values. The
+   derivatives without a clip are such bounds, with one exception: if A < 0 and
+   r < 1 - clip_low, the clip makes the derivative by A, and size, larger. */
 typedef struct token_slopes {
     double logp, old_logp, advantage, reference, size;
 } token_slopes;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* reference_logprobs.h - whether a rank's side tensors, ref_logp and old_logp, are those of its
  * tokens. The row alone shows two mistakes: ranks have the same numbers for different tokens;
- * or the numbers are logp of other tokens, while the policy is still the model they are of. */
+ * or the numbers are logp of other tokens. The second shows only while the policy is still, or
+ * nearly, the model that gave the numbers. */
 #ifndef ORACLE_REFERENCE_LOGPROBS_H
 #define ORACLE_REFERENCE_LOGPROBS_H
 #include "policy.h"
@@ -9,7 +10,8 @@
 
 enum { SIDE_SHOWS = 3 }; /* least count of different numbers for a verdict */
 
-/* Count of different numbers; token, from: of the first; at: the last number. */
+/* count: of different numbers; token, from: the first one's token, and the token whose number
+   it has; at: the last number. */
 typedef struct side_seen {
     int64_t count, token, from;
     double at;
@@ -64,8 +66,8 @@ static inline void side_say(verdict *v, const dump_row *row, const char *name,
 
 /* ---- numbers that are near those of other tokens ---- */
 
-/* A policy that has hardly moved has nearly its old log-probs. Where those of another token are
-   much nearer than those of the own one, the tensor is in other places. */
+/* A policy that has hardly moved has nearly its old log-probs. If the numbers are much nearer
+   to logp of other tokens than to logp of their own, they stand at wrong tokens. */
 enum { NEAR_BEFORE, NEAR_AFTER, NEAR_ORDER, NEAR_GATHERED, NEARS, NEAR_SHOWS = 8 };
 static const struct {
     const char *name, *how;
@@ -76,8 +78,8 @@ static const struct {
      "it was gathered one rank behind the other and cut as if it were in the row's order"},
     {"gathered_in_rank_order", "it is in the row's order where ranks' shares are meant"}};
 
-/* by: orders are tried one token further and one less, too, as another package cuts a row whose
-   length is no multiple. */
+/* by: 0, 1 or -1, added to the token that a rank order gives. Packages differ in where
+   they cut a row whose length is not divisible by the number of pieces. */
 static inline int64_t near_source(const dump_row *row, int near, int64_t by, int64_t t) {
     int64_t from = near == NEAR_BEFORE  ? t - 1
                    : near == NEAR_AFTER ? t + 1
@@ -86,8 +88,8 @@ static inline int64_t near_source(const dump_row *row, int near, int64_t by, int
     return from >= 0 && from < row_end(row) && row_supervised(row, from) ? from : -1;
 }
 
-/* Of the tokens that have another one: how many there are, and how many are three times nearer to
-   logp of the other token than to their own. */
+/* Counts the tokens for which near_source gives another token. *nearer: how many of these have
+   a number over three times nearer to logp of that token than to their own logp. */
 static inline int64_t near_tokens(const dump_row *row, const double *x, int near, int64_t by,
                                   int64_t *nearer) {
     int64_t count = 0;
@@ -101,7 +103,8 @@ static inline int64_t near_tokens(const dump_row *row, const double *x, int near
     return count;
 }
 
-/* Four fifths must be nearer: at cuts that lie otherwise, a few are not. */
+/* Four fifths must be nearer, not all: if the row was cut at slightly other tokens than assumed
+   here, some are not. */
 static inline int side_is_near_others(verdict *v, const dump_row *row, const char *name,
                                       const double *x) {
     for (int i = 0; i < 3 * NEARS; i++) {
@@ -131,7 +134,7 @@ static inline int near_is(const dump_row *row, const double *x, int64_t t, int64
     return fabs(x[t] - row->logp[from]) <= near_limit(row->logp[from]);
 }
 
-/* Marks the tokens of blocks whose numbers are near those of the tokens `by` further. A block
+/* Marks the tokens of blocks whose numbers are near logp of the tokens `by` further. A block
    has BLOCK_SHOWS supervised tokens or more. */
 static inline void blocks_mark(const dump_row *row, const double *x, int64_t by, char *in) {
     int64_t first = 0, count = 0, end = row_end(row);
@@ -148,8 +151,9 @@ static inline void blocks_mark(const dump_row *row, const double *x, int64_t by,
     }
 }
 
-/* Whether four fifths of the numbers that are far from logp of their own token stand in blocks at
-   other places: gathered or split by an order that is not the row's. */
+/* Whether four fifths of the numbers that are far from logp of their own token are in blocks
+   that match logp elsewhere in the row: then the tensor was gathered or split in an order that
+   is not the row's. */
 static inline int side_is_in_blocks(verdict *v, const dump_row *row, const char *name,
                                     const double *x) {
     int64_t end = row_end(row), far = 0, found = 0;

@@ -22,7 +22,7 @@ static inline void token_losses(const dump_facts *f, const dump_row *row, int64_
     loss[TOKEN_RIGHT] = -row->logp[t];
 }
 
-/* ---- terms beside the log-prob or the policy's ---- */
+/* ---- terms that options add to a token's loss ---- */
 
 enum { TERM_SMOOTHING, TERM_Z, TERM_ENTROPY, TERMS };
 
@@ -40,7 +40,7 @@ static inline double *const *term_of(const dump_row *row, int term) {
                                   : &row->entropy;
 }
 
-/* What it adds to the token's loss, and *slope, the derivative by its tensor. */
+/* What the term adds to the token's loss; *slope: the derivative by the term's tensor. */
 static inline double term_loss(const dump_facts *f, const dump_row *row, int64_t t, int term,
                                double *slope) {
     double factor = term_factor(f, term), x = factor > 0 ? (*term_of(row, term))[t] : 0;
@@ -67,7 +67,7 @@ static inline const char *term_lacking(const dump_facts *f, const dump_row *row)
     return NULL;
 }
 
-/* Whether a gradient has parts that no log-prob's seed carries. */
+/* Whether an option adds a term whose gradient does not pass only through labels' log-probs. */
 static inline int has_terms(const dump_facts *f) {
     for (int i = 0; i < TERMS; i++)
         if (term_factor(f, i) > 0) return 1;
@@ -95,12 +95,13 @@ typedef struct token_group {
     double sums[TOKEN_WAYS], count;
 } token_group;
 
-/* Sums over groups of each one's mean over tokens; all, filled: groups, those with a token. */
+/* Sums over groups of each one's mean over tokens. all: number of groups; filled: number of
+   groups with a supervised token. */
 typedef struct token_groups {
     double means[TOKEN_WAYS], all, filled, least; /* least: fewest tokens of a filled one */
 } token_groups;
 
-/* Options that may be shown and not applied. */
+/* Options of the metadata, and weights, that a trainer may fail to apply. */
 enum { LEFT_WEIGHTS = TERMS, LEFT_DUAL_CLIP, OPTIONS_LEFT };
 static const char *const option_texts[OPTIONS_LEFT] = {"label_smoothing", "z_loss",
                                                        "entropy_coef", "weights", "dual_clip"};
@@ -108,7 +109,7 @@ static const char *const option_texts[OPTIONS_LEFT] = {"label_smoothing", "z_los
 typedef struct token_sums {
     step_means means;               /* of tokens, each with its weight in the right mean */
     step_means own;                 /* of each rank's own means of documents */
-    double tokens, documents, rows; /* supervised tokens; those that have one */
+    double tokens, documents, rows; /* supervised tokens; documents and rows with one */
     double all;                     /* tokens, supervised or not */
     double by_token[TOKEN_WAYS];    /* sums of losses */
     double by_document[TOKEN_WAYS]; /* sums of documents' means */
@@ -165,6 +166,7 @@ static inline void tokens_add_parts(token_sums *s, const dump_facts *f, int64_t 
 static inline void tokens_add_value_rounding(token_sums *s, const dump_facts *f,
                                              const dump_row *row, int64_t t, double weight) {
     double by = weight * value_slope(f, row, t);
+    if (weight == 0) return;
     s->size += by * by / weight / 2;
     s->computed += by;
     written_add(&s->logp, row->unit.values, row->values[t], by);
@@ -244,8 +246,8 @@ static inline double tokens_add_ratios(token_sums *s, const dump_facts *f, const
     return sum;
 }
 
-/* Multiplies the token's losses by its weight, and adds their rounding, and what they are where an
-   option is not applied. */
+/* Adds the options' terms to the token's losses and multiplies them by its weight. Also sums up
+   their rounding, and the losses with one option not applied. */
 static inline void tokens_weigh(token_sums *s, const dump_facts *f, const dump_row *row,
                                 int64_t t, const sequence_ratio *of, double by_row,
                                 double count, double *loss) {
@@ -260,6 +262,7 @@ static inline void tokens_weigh(token_sums *s, const dump_facts *f, const dump_r
             written_add(&s->reference, term_unit(row, i), (*term_of(row, i))[t],
                         by_row * w * slope);
     }
+    s->size += by_row * fabs(w * terms);
     for (int way = 0; way < TOKEN_WAYS; way++) loss[way] += terms;
     for (int i = 0; i < TERMS; i++) {
         s->plain_tokens[i] += w * (loss[TOKEN_RIGHT] - of_term[i]);
@@ -568,7 +571,8 @@ static inline double tokens_local_counts(const law *by, const dump_facts *f, int
     return mean;
 }
 
-/* law.h divides only the sum of the whole step by a local count; here each micro-batch's is. */
+/* law.h divides only the sum of the whole step by a local count. Here each micro-batch's sum is
+   divided by a local count. */
 static inline void tokens_name_local_counts(const token_sums *s, const law *l, const answers *a,
                                             int64_t rank, const dump_facts *f, verdict *v) {
     const law *by = &s->means.by[BY_RANK_MICRO];

@@ -177,8 +177,8 @@ static inline int way_has_facts(const dump_facts *f, const reference_way *w) {
     return w->scale != SCALE_OF_DIM || f->softmax_scale > 0;
 }
 
-/* Whether this step can have the mistake. hop_lost takes three ranks: with two, the last hop is
-   the only one, and its loss is own_tokens_only. */
+/* Whether this step can have the mistake. hop_lost needs three ranks: with two, the last hop is
+   the only one, and to lose it is own_tokens_only. */
 static inline int way_has_meaning(const dump *d, const reference_way *w,
                                   const seqpar_llama_config *c) {
     int grouped = c->heads > c->kv_heads;

@@ -462,7 +462,7 @@ static inline int call_layout(reference_call *c) {
     return 0;
 }
 
-/* Sets c->back if the mistake leaves out's rows in rank order. 0, or -1: no memory. */
+/* Sets c->back if the mistake is that out has its rows in rank order. 0, or -1: no memory. */
 static inline int call_order(reference_call *c) {
     int64_t n = 0;
     if (!c->wrong || !c->f->way->tokens) return 0;

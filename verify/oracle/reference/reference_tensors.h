@@ -50,8 +50,8 @@ static inline int64_t reference_differs(const double *own, const double *other, 
     return i;
 }
 
-/* Refuses a folder, given by that option, with other weights than the dump has from before the
-   step: the reference of other weights would make any dump wrong. */
+/* Refuses the option's folder if its weights differ from those that the dump has from before
+   the step: by a reference with other weights, any dump would be wrong. */
 static inline int reference_compare(reference *f, const char *option_name, const char *folder,
                                     const char *name, const whole *own, const whole *other,
                                     double rounding) {

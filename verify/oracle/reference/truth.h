@@ -75,7 +75,8 @@ static inline void untried_say(const untried *u, double budget, verdict *v) {
 
 /* ---- the limit ---- */
 
-enum { TYPE_F64, TYPE_F32, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES }; /* files: fine to coarse */
+/* The types that tensors in files can have, all but TF32, are in order from fine to coarse. */
+enum { TYPE_F64, TYPE_F32, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES };
 static const struct {
     seqpar_safetensors_dtype dtype;
     const char *name;
@@ -503,8 +504,8 @@ static inline int angles_gradient(truth *t, const double *right, const seed_set 
     return status < 0 ? -1 : 0;
 }
 
-/* Judges one distance over all tensors, since the limit is measured of that. Angles in float32
-   count as in judge_logp. */
+/* Judges one distance over all tensors, since the limit is measured over all of them, too.
+   Angles in float32 count as in judge_logp. */
 static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
                                        const seed_set *seeds) {
     gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};

@@ -139,8 +139,8 @@ static inline option *option_named(option *options, int count, const char *verb,
     return NULL;
 }
 
-/* The option whose value a surplus positional argument may be: in help the value has the name
-   of one of the verb's positional arguments, as --want DUMP. NULL: none. */
+/* For a surplus positional argument: the option whose value it may be, or NULL. It is one whose
+   value has in help the name of a positional argument of the verb, as --want DUMP. */
 static inline const option *option_meant(const option *options, int count, const char *verb,
                                          const char *text) {
     for (int i = 0; *text != '-' && i < count; i++)
@@ -151,7 +151,8 @@ static inline const option *option_meant(const option *options, int count, const
     return NULL;
 }
 
-/* Whether a and b differ by one character more, less, other, or two that are swapped. */
+/* Whether one edit makes b of a: a character added, removed or replaced, or two neighbours
+   swapped. */
 static inline int words_alike(const char *a, const char *b) {
     size_t same = 0, la = strlen(a), lb = strlen(b);
     while (a[same] && a[same] == b[same]) same++;
@@ -161,7 +162,7 @@ static inline int words_alike(const char *a, const char *b) {
            (la == lb && la > 1 && a[0] == b[1] && a[1] == b[0] && !strcmp(a + 2, b + 2));
 }
 
-/* The option that was meant by a word that is none; NULL: none is alike. */
+/* The name of the option that an unknown word may mean; NULL: no name is alike. */
 static inline const char *option_alike(const option *options, int count, const char *verb,
                                        const char *text) {
     if (words_alike("--help", text)) return "help";

@@ -53,7 +53,8 @@ static inline int report_may_replace(const char *path, const char *begin) {
     char had[16] = "";
     size_t length = strlen(begin), count;
     FILE *in;
-    if (stat(path, &is) || !S_ISREG(is.st_mode)) return 1; /* if no file: writing fails */
+    /* Nothing is there; or it is no regular file, and writing it fails. */
+    if (stat(path, &is) || !S_ISREG(is.st_mode)) return 1;
     if (!(in = fopen(path, "rb"))) return 1;
     count = fread(had, 1, length, in);
     fclose(in);

@@ -309,8 +309,8 @@ static inline double distance_of(const details *of, int64_t i) {
 /* NaN is farther than anything. */
 static inline int is_farther(double a, double b) { return isnan(a) ? !isnan(b) : a > b; }
 
-/* Whether tensor i is shown: it is among the TENSORS_SHOWN farthest. Of equals the earlier
-   ones are. */
+/* Whether tensor i is among the TENSORS_SHOWN farthest. Of tensors that are equally far, the
+   earlier are shown. */
 static inline int chart_shows(const details *of, int64_t i) {
     int64_t before = 0;
     for (int64_t k = 0; of->n > TENSORS_SHOWN && k < of->n; k++)

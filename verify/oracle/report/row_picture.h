@@ -17,7 +17,7 @@ typedef struct strips {
     int64_t number, first;    /* of the row in the step; the first rank that shares it */
     int64_t columns, per;     /* per: tokens of a column */
     int64_t cuts;             /* tokens that row_is_cut finds */
-    int32_t *held;            /* (columns, sp + 1) tokens of a column on all ranks before one */
+    int32_t *held;            /* (columns, sp + 1) [c][m]: tokens of column c on ranks < m */
     int32_t *holders;         /* (tokens) how often ranks' index tensors have the token */
     signed char *heat;        /* (columns) HEAT_..., or a level; of the rank that is drawn */
     const double *right;      /* right log-probs; NULL: not judged */
@@ -53,7 +53,8 @@ static const struct mark {
     {"cut, no label", "no label at a cut, though its neighbours have one", LABELS, mark_gap}};
 enum { MARKS = sizeof marks / sizeof *marks };
 
-/* A stage that passed has no marks: mark_gap also finds a masked token that lies at a cut. */
+/* Marks of a stage that passed are not drawn: mark_gap also finds a masked token that lies at
+   a cut, which is right. */
 static inline int mark_counts(const strips *s, int m) {
     const stage *of = &s->stages[marks[m].stage];
     return of->judged && of->v.kind != VERDICT_RIGHT;

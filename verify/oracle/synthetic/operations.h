@@ -10,7 +10,8 @@
 typedef struct operation {
     const char *name;
     const char *takes;   /* tensors that each micro-batch must have, with blanks between */
-    const char *options; /* its own ones; the first is required, unless a blank precedes it */
+    const char *options; /* names, of those that not every operation takes; the first is
+                            required, unless a blank precedes it */
     const char *gives, *help;
     int (*make)(run *r); /* 0, or -1 with the error */
 } operation;

@@ -2,9 +2,9 @@
 /* run.h - writes a copy of a dump with tensors that an operation (operations.h) computed. The
  * output folder gets its name only when it is complete.
  *
- * Tensors and metadata that are not computed are copied. If an operation moves tokens to other
- * ranks or rows, it makes all tensors of micro-batches, and only `copied` ones of the step are
- * copied. */
+ * Tensors and metadata that are not computed are copied. An operation that moves tokens to
+ * other ranks or rows makes all tensors of micro-batches; of the step's tensors, only those
+ * with a prefix in `copied` are copied. */
 #ifndef ORACLE_RUN_H
 #define ORACLE_RUN_H
 #include "oracle/verdict/checks.h"
@@ -41,7 +41,8 @@ typedef struct run {
     run_note *notes; /* (note_count), room for (note_most) */
     int64_t note_count, note_most;
     char left_out[240]; /* tensors of the dump that are not written, with blanks between */
-    seqpar_safetensors_dtype real; /* of computed numbers, by --dtype or if they replace none */
+    seqpar_safetensors_dtype real; /* dtype of computed numbers that replace no tensor; with
+                                      --dtype, of all computed numbers */
     char out[1000], partial[1100]; /* the folder's name; the name while it is written, "": no
                                       folder is left to remove */
 } run;

@@ -21,7 +21,7 @@ typedef struct made_plant {
     const mistake *m;
     const reference_way *way;
     token_rule labels, positions;
-    int seeds, step; /* index of a way of seeds, and in step_ways; 0: right */
+    int seeds, step; /* indices of a seed way (seed_way_name) and of a step way; 0: right */
     int loss;        /* it may change the reported loss */
     int shows;       /* the dump shows it, in the reported loss or elsewhere */
     int changes;     /* some written value differs from that of a right step */
@@ -99,11 +99,13 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
     for (int i = 1; i < seed_ways(d); i++)
         if (!p->seeds && seed_way_name(d, i) && !strcmp(seed_way_name(d, i), name))
             p->seeds = i;
-    for (int i = 1; i < STEP_WAYS; i++) /* only ways that need no local gradients */
+    /* Only ways that need no local gradients and no parameter names: made_step has neither. */
+    for (int i = 1; i < STEP_WAYS; i++)
         if (!p->step && step_ways[i].name && !strcmp(step_ways[i].name, name) &&
             way_is_plain(&step_ways[i]))
             p->step = i;
-    if (p->m && p->m->mean == MEAN_NAN) p->m = NULL; /* no rank is empty here */
+    /* Refuses a mistake that makes NaN: for made_loss a NaN says that the loss is right. */
+    if (p->m && p->m->mean == MEAN_NAN) p->m = NULL;
     p->loss = p->m && (!strcmp(p->m->family, "count") || !strcmp(p->m->family, "pairs"));
     p->shows = p->m &&
                (law_scales(p->m) || p->labels || p->positions || p->way != &right_way ||
@@ -128,7 +130,7 @@ static inline int64_t made_integer(const made *m, int64_t stream, int64_t index,
     return x > high ? high : x;
 }
 
-/* Lengths at random, at least 1; the second document has one token. */
+/* Lengths at random, at least 1; the second document has one token, unless it is the last. */
 static inline void made_documents(const made *m, int64_t i, dump_row *row) {
     int64_t left = row->tokens;
     for (int64_t d = 0; d < row->docs; d++) {

@@ -25,8 +25,8 @@ static inline int row_ends_document(const dump_row *row, int64_t token) {
 
 /* ---- places ---- */
 
-/* A token that is held twice usually leaves another one without a holder, so that mistake is
-   named first. */
+/* A token that is held twice usually leaves another one without a holder, so token_lost is
+   named only if no token is held twice. */
 static inline void check_places(stage *s, const dump_row *row, const dump_places *found,
                                 int64_t sp) {
     verdict *v;
@@ -100,8 +100,8 @@ static inline int positions_count_own(const dump_row *row) {
     return same;
 }
 
-/* Without cu_seqlens, positions that restart may be right, of packed documents. Without cuts,
-   local positions are those that run on, so positions_local is not named. */
+/* Without cu_seqlens, positions that restart may be right: documents may be packed. Without
+   cuts, local rows equal tokens' places in the row, so only positions_run_on is named. */
 static inline void check_positions(stage *s, const dump_row *row) {
     int64_t first = 0, other, wrong;
     char place[160];
@@ -309,8 +309,9 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
 
 /* ---- rewards ---- */
 
-/* Where the first wrong advantage is, and whether advantages are those of other tokens of the
-   row. off: tokens that contradict a source; shown: tokens that can show it. */
+/* Where the first wrong advantage is, and whether tokens have the advantages of wrong tokens:
+   those that row_source gives, the sources. off: tokens that contradict a kind of source;
+   shown: tokens that can show it. */
 typedef struct advantage_search {
     const reward_table *t;
     int64_t document; /* the row's first document, numbered within the step */
@@ -323,8 +324,9 @@ static inline int is_near(const reward_table *t, int64_t i, double x, double wan
     return fabs(x - want) <= reward_limit(t, i, want);
 }
 
-/* Counts the token if its advantage is not that of the token that `source` takes. A source
-   without a label has its document's advantage, or 0. */
+/* Counts token t in off if its advantage is not that of its source (row_source), and in shown
+   if the source has a label and its advantage is not t's right one. A source without a label
+   has its document's advantage, or 0. */
 static inline void search_source(advantage_search *s, const dump_row *row, int64_t t,
                                  int source) {
     int64_t from = row_source(row, source, t), own = s->document + row_document(row, t), other;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* law.h - judges one number without a dump: a gradient norm or a loss by the wanted one, or a
- * loss by the sums and counts that it is made of. */
+/* law.h - judges one number without a dump: compares a gradient norm or a loss with the wanted
+ * one, or a loss with the mean that sums and counts give. */
 #ifndef ORACLE_LAW_H
 #define ORACLE_LAW_H
 #include <math.h>
@@ -10,7 +10,8 @@
 #ifndef LAW_GROUPS
 #define LAW_GROUPS 4096
 #endif
-/* What two numbers may be. 0: something else of a gradient, which has no root. */
+/* What `got` and `want` may be. 0: another measure of a gradient, such as a factor between two
+   gradients; unlike a norm, it is never off by the root of a number of ranks. */
 enum { LAW_NORM = 1, LAW_LOSS = 2 };
 
 typedef struct law {
@@ -34,7 +35,7 @@ typedef struct law {
     int64_t own, own_of;
 } law;
 
-/* A number that is `right` several times has its rounding as often. */
+/* A number that adds `right` n times adds its rounding n times, so slack counts n times. */
 static inline double law_limit(const law *l, double want) {
     double times = l->right != 0 ? fmin(fabs(want / l->right), l->copies) : 1;
     return l->tolerance * fabs(want) + l->slack * fmax(times, 1);
@@ -154,8 +155,8 @@ static inline void law_name_gradients(const law *l, verdict *v) {
             verdict_name(v, &mistakes[i]);
 }
 
-/* "as gradient norms: times_sp; as losses: losses_added". Two numbers may be either, and the
-   names differ. Returns whether one reading has several names. */
+/* Says "as gradient norms: times_sp; as losses: losses_added": read as norms, `got` and `want`
+   show other mistakes than read as losses. Returns whether one reading has several names. */
 static inline int law_name_readings(const law *l, verdict *v) {
     char text[200] = "";
     int several = 0;
@@ -339,15 +340,16 @@ static inline void law_judge_mean(const law *l, verdict *v) {
                        "need --tolerance 0.01");
 }
 
-/* ---- a count that is another one ---- */
+/* ---- a wrong divisor ---- */
 
-/* What a divisor may count that is a whole number, but not the step's labels. */
+/* Numbers of a step by which law_name_count explains a divisor that is not its labels. */
 typedef struct law_counts {
     double labels, tokens; /* of the step; tokens: with a label or not */
     int64_t sp, dp, accumulation;
 } law_counts;
 
-/* The whole number that `by` is, if it is none of rounding `off`; 0: none, or the labels. */
+/* Rounds the divisor `by` to a whole number. off: its error. 0: no whole number is that near,
+   `off` is too large to tell, or it is the number of labels. */
 static inline double law_whole(const law_counts *c, double by, double off) {
     if (!(by > 0.5) || !(off < 0.01) || !(fabs(by - round(by)) <= fmax(off, 1e-9 * by)))
         return 0;
