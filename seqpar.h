@@ -8438,10 +8438,6 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
    computed for rows_max tokens at a time.
    ========================================================================================== */
 
-static void *seqpar__offset(void *base, int64_t element, int dtype) {
-    return base ? seqpar__at(base, element, dtype) : NULL;
-}
-
 /* logits (rows, vocab) = hidden (from token `first` on) . table^T */
 static seqpar_status seqpar__vocab_logits(seqpar_ctx *ctx, void *logits, const void *hidden,
                                           const void *table, int64_t width, int64_t first,
@@ -8482,9 +8478,9 @@ static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *be
     d.logits.stride = d.teacher.stride = desc->vocab;
     d.rows = rows;
     d.vocab = desc->vocab;
-    d.kl = seqpar__offset(from->kl, first, acc);
-    d.entropy = seqpar__offset(from->entropy, first, acc);
-    if (gradient) d.dkl = seqpar__offset((void *)from->dkl, first, acc);
+    d.kl = seqpar__at_or_null(from->kl, first, acc);
+    d.entropy = seqpar__at_or_null(from->entropy, first, acc);
+    if (gradient) d.dkl = seqpar__at_or_null((void *)from->dkl, first, acc);
     d.scale = seqpar__vocab_scale_of(desc);
     d.reverse = from->reverse;
     d.gradient = gradient;
@@ -8506,8 +8502,8 @@ static seqpar_status seqpar__vocab_choose(seqpar_ctx *ctx, void *logits, int64_t
     a.vocab = desc->vocab;
     a.count = c->count;
     memcpy(a.ids, c->ids, sizeof a.ids);
-    a.logq = seqpar__offset(c->logq, first * c->count, acc);
-    if (gradient) a.dlogq = seqpar__offset((void *)c->dlogq, first * c->count, acc);
+    a.logq = seqpar__at_or_null(c->logq, first * c->count, acc);
+    if (gradient) a.dlogq = seqpar__at_or_null((void *)c->dlogq, first * c->count, acc);
     a.scale = seqpar__vocab_scale_of(desc);
     a.gradient = gradient;
     return ctx->device->choose(ctx->device, &a, ctx->queue);
@@ -8552,16 +8548,16 @@ static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *bes
     s.vocab = desc->vocab;
     s.scale = seqpar__vocab_scale_of(desc);
     s.targets = io->targets + first;
-    s.logp = seqpar__offset(values->logp, first, acc);
-    s.entropy = seqpar__offset(values->entropy, first, acc);
-    s.lse = seqpar__offset(values->lse, first, acc);
-    s.smooth = seqpar__offset(values->smooth, first, acc);
+    s.logp = seqpar__at_or_null(values->logp, first, acc);
+    s.entropy = seqpar__at_or_null(values->entropy, first, acc);
+    s.lse = seqpar__at_or_null(values->lse, first, acc);
+    s.smooth = seqpar__at_or_null(values->smooth, first, acc);
     if (gradient) {
         s.gradient = 1;
-        s.dlogp = seqpar__offset((void *)seeds->dlogp, first, acc);
-        s.dentropy = seqpar__offset((void *)seeds->dentropy, first, acc);
-        s.dsmooth = seqpar__offset((void *)seeds->dsmooth, first, acc);
-        s.dzloss = seqpar__offset((void *)seeds->dzloss, first, acc);
+        s.dlogp = seqpar__at_or_null((void *)seeds->dlogp, first, acc);
+        s.dentropy = seqpar__at_or_null((void *)seeds->dentropy, first, acc);
+        s.dsmooth = seqpar__at_or_null((void *)seeds->dsmooth, first, acc);
+        s.dzloss = seqpar__at_or_null((void *)seeds->dzloss, first, acc);
     }
     SEQPAR__TRY(dev->vocab_softmax(dev, &s, ctx->queue));
     if (!gradient || !io->teacher) return SEQPAR_OK;
