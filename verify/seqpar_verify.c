@@ -329,9 +329,10 @@ static void explain_once(const cJSON *headline, const cJSON *stages) {
 }
 
 static void print_stages_json(const stage *stages, const verdict *v, const summary *said) {
+    static char shown[4 * PATH_MAX]; /* a folder's name need not be UTF-8, JSON is */
     cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
     cJSON_AddStringToObject(o, "version", SEQPAR_VERSION);
-    cJSON_AddStringToObject(o, "dump", folder);
+    cJSON_AddStringToObject(o, "dump", seqpar_escape(shown, sizeof shown, folder));
     if (*said->text) cJSON_AddStringToObject(o, "summary", said->text);
     add_names(o, "judged", stages, 1);
     add_names(o, "not_judged", stages, 0);
@@ -384,6 +385,7 @@ static int judge_folders(stage *stages, details *more) {
     if (!status && wanted)
         status = dump_open(&want, wanted) || check_wanted(&want) || same_step(&d, &want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance, more);
+    details_take_attention(more, &d);
     dump_close(&d);
     dump_close(&want);
     if (status) fprintf(stderr, "error: %s\n", d.error.status ? d.error.text : want.error.text);

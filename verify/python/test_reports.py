@@ -61,6 +61,42 @@ def write_dump(folder, ranks):
         write_file(f"{folder}/rank{r}.safetensors", metadata, tensors)
 
 
+# ---- attention of a row, by its definition ----
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b))
+
+
+def attention(x, begins):
+    """Right out, lse, dq, dk, dv as {name: [token][head]: numbers} of q, k, v, dout of the same shape."""
+    tokens, heads, kv_heads, n = len(x["q"]), len(x["q"][0]), len(x["k"][0]), len(x["q"][0][0])
+    zeros = lambda count: [[[0.0] * n for _ in range(count)] for _ in range(tokens)]
+    right = {"out": zeros(heads), "lse": zeros(heads), "dq": zeros(heads), "dk": zeros(kv_heads), "dv": zeros(kv_heads)}
+    for t in range(tokens):
+        for h in range(heads):
+            g, keys = h * kv_heads // heads, range(begins[t], t + 1)
+            scores = [dot(x["q"][t][h], x["k"][u][g]) / math.sqrt(n) for u in keys]
+            lse = max(scores) + math.log(sum(math.exp(s - max(scores)) for s in scores))
+            p = [math.exp(s - lse) for s in scores]
+            dp = [dot(x["dout"][t][h], x["v"][u][g]) for u in keys]
+            right["lse"][t][h] = [lse]
+            for u, weight, of in zip(keys, p, dp):
+                ds = weight * (of - dot(p, dp)) / math.sqrt(n)
+                for i in range(n):
+                    right["out"][t][h][i] += weight * x["v"][u][g][i]
+                    right["dq"][t][h][i] += ds * x["k"][u][g][i]
+                    right["dk"][u][g][i] += ds * x["q"][t][h][i]
+                    right["dv"][u][g][i] += weight * x["dout"][t][h][i]
+    return right
+
+
+def by_heads(tensor, token):
+    """[head]: numbers of one token of (tokens, heads, n) or (tokens, heads)."""
+    shape, values = tensor[1] + [1] * (3 - len(tensor[1])), tensor[2]
+    at = lambda h: (token * shape[1] + h) * shape[2]
+    return [values[at(h):at(h) + shape[2]] for h in range(shape[1])]
+
+
 # ---- what is wrong in a row, token by token ----
 
 class Row:
@@ -92,6 +128,25 @@ class Row:
                     given = get(tensors, what)
                     values[t] = given[i] if given else None
         self.__dict__.update(columns)
+        self.attention = {}
+        for name in ("q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv"):
+            for tensors in own:
+                for i, t in enumerate(get(tensors, "index")):
+                    if f"{micro}.{name}" in tensors and 0 <= t < self.tokens:
+                        self.attention.setdefault(name, {})[t] = by_heads(tensors[f"{micro}.{name}"], i)
+
+    def wrong_attention(self):
+        """{mark: {token: 1}}; fp64 is off by far more than 1e-9 or not at all."""
+        given, wrong = self.attention, {"out, lse": {}, "dq": {}, "dk": {}, "dv": {}}
+        if set(given) != {"q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv"} or len(given["q"]) < self.tokens:
+            return wrong
+        right = attention(given, [self.begin(t) for t in range(self.tokens)])
+        for name, by_token in right.items():
+            for t, heads in enumerate(by_token):
+                off = max(abs(x - y) for one, other in zip(heads, given[name][t]) for x, y in zip(one, other))
+                if off > 1e-9:
+                    wrong["out, lse" if name in ("out", "lse") else name][t] = 1
+        return wrong
 
     def begin(self, t):
         return max(c for c in self.cu if c <= t) if self.cu else 0
@@ -117,7 +172,7 @@ class Row:
                 wrong["label"][t] = 1
             if label == -100 and self.cut(t) and 0 < t < self.end - 1 and not self.ends(t - 1) and -100 not in (self.labels[t - 1], self.labels[t + 1]):
                 wrong["cut, no label"][t] = 1
-        return wrong
+        return {**wrong, **self.wrong_attention()}
 
 
 # ---- the page ----
@@ -217,20 +272,23 @@ def check_names(figure):
     assert 0 < at["document"] < 14 and numbers == {at["token"]}, f"{at}, numbers at {numbers}"
 
 
+STAGE_OF = {"nobody": "places", "twice": "places", "position": "positions", "label": "labels", "cut, no label": "labels",
+            "out, lse": "attention", "dq": "attention", "dk": "attention", "dv": "attention"}
+
+
 def check_marks(figure, row, stages):
-    of = {"nobody": "places", "twice": "places", "position": "positions", "label": "labels", "cut, no label": "labels"}
-    drawn = {mark: {} for mark in of}
+    drawn = {mark: {} for mark in STAGE_OF}
     wrong_at = row.marks()
     for cell in figure.iter("rect"):
         if cell.get("data-mark"):
             drawn[cell.get("data-mark")][float(cell.get("x"))] = int(cell.get("data-n"))
-            wrong = stages[of[cell.get("data-mark")]]["verdict"] == "wrong"
+            wrong = stages[STAGE_OF[cell.get("data-mark")]]["verdict"] == "wrong"
             assert cell.get("class") == ("bad" if wrong else "maybe")
             begin = (float(cell.get("x")) - LEFT) * row.tokens / WIDE - 0.05
             named = min(t for t in wrong_at[cell.get("data-mark")] if t >= begin)
             assert re.search(rf"\btoken {named}\b", cell.find("title").text), cell.find("title").text
     for mark, wanted in wrong_at.items():
-        if stages[of[mark]]["verdict"] in ("right", "not judged"):
+        if stages[STAGE_OF[mark]]["verdict"] in ("right", "not judged"):
             wanted = {}
         assert sum(drawn[mark].values()) == sum(wanted.values()), f"{mark}: {drawn[mark]}, not {wanted}"
         if row.tokens <= 1000:
@@ -333,8 +391,8 @@ def check_page(page, folder, said, changed=None):
     left = [p.get("data-left") for p in root.iter("p") if p.get("data-left")]
     assert left == ([str(rows - 4)] if rows > 4 else []), left
     chosen = [int(f.get("data-row")) for f in figures]
-    bad = [n for n in range(rows) if any(w and stages[s]["verdict"] not in ("right", "not judged") for s, w in
-                                         zip(("places", "places", "positions", "labels", "labels"), Row(ranks, n).marks().values()))]
+    bad = [n for n in range(rows) if any(w and stages[STAGE_OF[mark]]["verdict"] not in ("right", "not judged")
+                                         for mark, w in Row(ranks, n).marks().items())]
     assert set(bad[:4 - (changed is not None)]) <= set(chosen) and chosen == sorted(chosen), (bad, chosen)
     heat = 0
     for figure in figures:

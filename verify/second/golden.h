@@ -11,9 +11,8 @@
  *     }
  *     int cases = golden_each(GOLDEN_PATH, visit, &context);
  *
- * What is expected comes with the error that the printed digits leave open, half a unit of the
- * last one; for a value given exactly that is 0.  The arithmetic's own rounding is the caller's
- * to allow for.
+ * Every expected value comes with a limit: half a unit of its last printed digit, or 0 if the
+ * value is exact.  The caller adds the error of its own arithmetic.
  */
 #ifndef GOLDEN_H
 #define GOLDEN_H

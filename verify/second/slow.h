@@ -64,7 +64,7 @@ typedef struct {
     int64_t expert_intermediate; /* intermediate_size (Mixtral), moe_intermediate_size */
     bool topk_norm;              /* the chosen probabilities are made to sum to 1 (Mixtral) */
     bool mixtral_names;          /* of routers and experts: block_sparse_moe, w1, w2, w3 */
-    int64_t untaught; /* torch's padding_idx + 1: inputs of it teach the embedding nothing */
+    int64_t untaught; /* torch's padding_idx + 1: inputs of it give the embedding no gradient */
 } slow_config;
 
 /* Where a named tensor lies in the flat parameter array; a norm's gain and a bias are one
@@ -340,11 +340,10 @@ SLOW int64_t slow_position(int64_t docs, const int64_t *cu_seqlens, int64_t t) {
 }
 
 /*
- * mask[i][j]: may token i look at token j?  Only within its document and, if causal, not ahead,
- * unless j is among the first prefix_lens[d] tokens of document d, which all of it may see;
- * without causality there is nothing to except them from.  With a window of W > 0, prefix or
- * not, only at the W nearest: i itself and the W - 1 before it and, if not causal, the W - 1
- * after it.  prefix_lens may be NULL.
+ * mask[i][j]: may token i look at token j?  Only within its document.  If causal, only j <= i
+ * and the first prefix_lens[d] tokens of document d, which the whole document may see.  With a
+ * window of W > 0, only the W - 1 tokens before i, also in a prefix, and, if not causal, only
+ * the W - 1 after it.  prefix_lens may be NULL.
  */
 SLOW void slow_mask_general(int64_t tokens, int64_t docs, const int64_t *cu_seqlens,
                             bool causal, int64_t window, const int64_t *prefix_lens,
@@ -427,8 +426,9 @@ SLOW double slow_rope_plain(const slow_config *c, int64_t i) {
     return pow(c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
 }
 
-/* What comes round often within the original length stays as it is, what comes round seldom or
-   never is slowed down, so that longer texts show it no new angles; in between they mix. */
+/* Elements with many turns within the original length keep their frequency. Those with few
+   turns are slowed down by the factor, so that longer texts bring no new angles. In between the
+   two frequencies are mixed. */
 SLOW double slow_rope_llama3(const slow_config *c, int64_t i) {
     double fast = slow_rope_plain(c, i), slow = fast / c->rope_factor;
     double wavelength = 2 * acos(-1) / fast;
@@ -471,8 +471,8 @@ SLOW double slow_rope_frequency(const slow_config *c, int64_t i) {
     return slow_rope_plain(c, i);
 }
 
-/* Queries and keys get longer by this and scores by its square: among more keys attention is
-   to stay as sharp. */
+/* YaRN multiplies queries and keys by this, so scores by its square: attention over more keys
+   is to stay as sharp. */
 SLOW double slow_rope_attention(const slow_config *c) {
     if (c->rope != SLOW_ROPE_YARN) return 1;
     if (c->rope_attention != 0) return c->rope_attention;
@@ -519,8 +519,8 @@ typedef struct {
     const double *dropout;
 } slow_extras;
 
-/* All that attention reads, in complex numbers what it is differentiated by: these sinks,
-   not the extras'. */
+/* All inputs of attention; those that it is differentiated by are complex. `sinks` here are
+   used, not those of the extras. */
 typedef struct {
     const slow_shape *shape;
     const bool *mask;
@@ -557,8 +557,8 @@ SLOW slow_complex slow_score(const slow_extras *x, int64_t head_dim, const slow_
     return x->softcap > 0 ? x->softcap * slow_tanh(score / x->softcap) : score;
 }
 
-/* Query i of head h over the keys its row of the mask allows; out is that one's alone.
-   Returns the lse. */
+/* Attention of query i of head h over the keys that its row of the mask allows; out: head_dim
+   numbers. Returns the lse. */
 SLOW slow_complex slow_attend(const slow_inputs *a, int64_t i, int64_t h, slow_complex *out) {
     const slow_shape *s = a->shape;
     const bool *mask = a->mask + i * s->keys;
@@ -747,9 +747,9 @@ typedef struct {
 /* Sums over the layers with experts and the tokens of documents: what the balance of a whole
    step is worked out from. */
 typedef struct {
-    double routes;             /* how many such tokens, once a layer */
-    double *chosen;            /* (experts): of how many of them it was among the chosen */
-    slow_complex *probability; /* (experts) */
+    double routes;             /* (token, layer) pairs */
+    double *chosen;            /* (experts): pairs that chose this expert */
+    slow_complex *probability; /* (experts): summed over pairs */
 } slow_routing;
 
 SLOW slow_route slow_route_open(int64_t experts) {

@@ -11,11 +11,11 @@
  * tie both branches have the same derivative wherever one occurs here.
  *
  * There is one machine and one step: every mean is over all that is given, hence over the whole
-  * step.
+ * step.
  *
  * Where systems differ the default is OpenRLHF's and the comment says so.  [O5] is OpenRLHF
- * 0.5.5, [OH] its 0.11.0; [T] TRL 1.9, [T23] TRL 0.23.1, [T9] TRL 0.9.6; [V] verl; [LK]
- * Liger-Kernel; [HF] transformers; [PT] PyTorch; [MG] Megatron-LM; [BB] bitsandbytes.  "Spec"
+ * 0.5.5, [OH] its 0.11.0; [T] TRL 1.9, [T23] TRL 0.23.1, [T9] TRL 0.9.6; [V] verl; [LF]
+ * LLaMA-Factory; [HF] transformers; [PT] PyTorch; [DS] DeepSpeed; [BB] bitsandbytes.  "Spec"
  * numbers are the sections of the losses' specification. The token's own loss with label
  * smoothing and z-loss (spec 3.2) is slow.h's slow_token_loss; its log-sum-exp, AdamW, SGD,
  * clipping and learning-rate schedules are also there.
@@ -548,7 +548,7 @@ SLOW slow_complex slow_rm_loss(int64_t pairs, const slow_complex *chosen,
     return sum / (double)pairs;
 }
 
-/* How many chosen are strictly above their rejected. */
+/* The fraction of pairs whose chosen score is strictly above the rejected one. */
 SLOW double slow_accuracy(int64_t pairs, const double *chosen, const double *rejected) {
     double right = 0;
     for (int64_t p = 0; p < pairs; p++) right += chosen[p] > rejected[p];
@@ -609,8 +609,8 @@ SLOW slow_complex slow_k1(slow_complex d) { return d; }
 SLOW slow_complex slow_k2(slow_complex d) { return d * d / 2; }
 
 /*
- * e^-d - 1 + d.  Near 0 that is d^2/2 out of numbers the size of d, of which even expm1(-d) + d keeps only the
- * digits that d itself leaves; the series sum_{k >= 2} (-d)^k / k! keeps all.
+ * e^-d - 1 + d.  Near 0 the result is d^2/2, and even expm1(-d) + d cancels: its error is
+ * relative to d.  The series sum_{k >= 2} (-d)^k / k! keeps all digits.
  */
 SLOW slow_complex slow_k3(slow_complex d) {
     slow_complex term = -d, sum = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* A stand-in for the part of cuBLAS that seqpar_cuda.cu calls, behind cuda_on_cpu.h.
-   Column-major as the real one, late as its stream, and as free: with another number of
-   columns (n: our rows) it sums in another order, by kernels for aligned operands and
-   others, so whoever lets a rank's share decide about shapes gets other bits. Without a
-   workspace of the caller's it allocates, which a capture forbids. */
+/* A stand-in for the part of cuBLAS that seqpar_cuda.cu calls, on top of cuda_on_cpu.h. Like
+   the real one it is column-major, runs late on its stream, and may sum in any order: the order
+   depends on the number of columns (n: our rows) and on alignment, so bits change if a rank's
+   share decides the shape of a product. Without the caller's workspace it allocates, which a
+   capture forbids. */
 #ifndef CUBLAS_ON_CPU_H
 #define CUBLAS_ON_CPU_H
 

@@ -4,21 +4,20 @@
  *
  *     g++ -x c++ -include cuda_on_cpu.h -c seqpar_cuda.cu
  *
- * One fiber per thread of a block, blocks one after the other. A fiber runs until it meets the
- * others: __syncthreads, a shuffle, a vote, a matrix instruction. Who goes first between two
- * meetings is drawn anew from cuda_on_cpu_seed: bits that hang on it show a missing barrier.
- * Shared memory is full of NaN when a block begins. Device memory cannot be touched outside of
- * kernels and copies: host code that does is named and ended. Matrix instructions follow the
- * fragment tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix).
+ * One fiber per thread of a block, blocks one after the other. A fiber runs until it has to
+ * synchronize: __syncthreads, a shuffle, a vote, a matrix instruction. In between the order of
+ * fibers is drawn from cuda_on_cpu_seed: if bits depend on the seed, a barrier is missing.
+ * Shared memory is filled with NaN when a block begins. Device memory is accessible only to
+ * kernels and copies: an access by host code is reported and ends the program. Matrix
+ * instructions follow the fragment tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix).
  *
- * Streams run late: a launch, a copy, a record is put aside, with its arguments as they are at
- * the call, until somebody waits; then the streams are worked off in an order drawn from the
- * seed, which also says how far they run ahead by themselves (seed % 3: never, seldom, often).
- * Pageable memory is read at the call, pinned memory and the device late, and the host gets
- * what it asked for late, so a missing wait shows as other numbers. CUDA_ON_CPU_SYNC=1
- * (cuda_on_cpu_late 0) brings back the order of calls, to tell such a fault from others;
- * CUDA_ON_CPU_SEED=n another order. A stream can be captured and replayed; what a capture
- * forbids ends it and is named. */
+ * Streams run late: a launch, a copy or a record is queued, with its arguments at the call,
+ * until somebody waits. Then operations run in an order drawn from the seed; seed % 3 says how
+ * often they run earlier (0 never, 1 seldom, 2 often). Pageable memory is read at the call,
+ * pinned and device memory when the copy runs, and results reach the host only then, so a
+ * missing wait shows as other numbers. CUDA_ON_CPU_SYNC=1 (cuda_on_cpu_late 0) runs all in the
+ * order of calls, to tell such a fault from others; CUDA_ON_CPU_SEED=n sets the seed. A stream
+ * can be captured and replayed; a call that a capture forbids breaks it and is reported. */
 #ifndef CUDA_ON_CPU_H
 #define CUDA_ON_CPU_H
 #include <math.h>
@@ -132,7 +131,7 @@ uint64_t cuda_on_cpu_seed = 1; /* of the order of fibers; 0: threads in rising o
 int64_t cuda_on_cpu_fail_at;   /* this call of the run time fails; 0: none */
 int64_t cuda_on_cpu_calls;     /* calls of the run time that can fail */
 int64_t cuda_on_cpu_launches;
-/* this allocation and the next find no memory, as where it is tried again; 0: all do */
+/* this allocation and the next fail, so that a retry fails, too; 0: none fails */
 int64_t cuda_on_cpu_full_at;
 int64_t cuda_on_cpu_allocations;
 int64_t cuda_on_cpu_allocated; /* bytes of device memory in use */
@@ -151,8 +150,8 @@ static thread_local cuda_block *cuda_here;
 }
 
 #if defined(__x86_64__)
-/* Saves what a called function must keep, changes stacks. It jumps where a return would
-   never be foreseen. */
+/* Saves the registers that a called function must preserve, and changes stacks. Jumps, as the
+   processor would mispredict a return to another stack. */
 extern "C" void cuda_on_cpu_switch(void **save, void *to);
 __asm__(".text\n.globl cuda_on_cpu_switch\n.type "
         "cuda_on_cpu_switch,@function\ncuda_on_cpu_switch:\n"
@@ -458,16 +457,14 @@ static inline uint32_t seqpar_cuda_tf32(float x) {
 
 static inline float seqpar_cuda_exp2(float x) { return exp2f(x); }
 
-/* Four 8 x 8 matrices of 16-bit elements, transposed: lane i names row i % 8 of matrix i / 8
-   and gets, of each matrix, the elements (2 t, group) and (2 t + 1, group). Counts the bank
-   conflicts of its four phases. */
+/* Bank conflicts of loads from shared memory. */
 extern "C" {
 extern int64_t cuda_on_cpu_phases, cuda_on_cpu_conflicts;
 }
 
-/* of ldmatrix always, of loads of words where they are counted */
+/* ldmatrix is always counted, loads of words only with cuda_on_cpu_count_words */
 int64_t cuda_on_cpu_phases, cuda_on_cpu_conflicts;
-/* of lanes that go together */
+/* of lanes whose accesses are one phase: further rounds that the fullest bank needs */
 static inline int cuda_conflicts(const uint64_t *address, int lanes, int words) {
     unsigned hit[32] = {0}, most = 0;
     for (int i = 0; i < lanes; i++)
@@ -485,6 +482,8 @@ static inline void cuda_count_banks(const uint64_t *address, int lanes, int word
     cuda_on_cpu_conflicts += cuda_conflicts(address, lanes, words);
 }
 
+/* ldmatrix.x4.trans, four 8 x 8 matrices of 16-bit elements: lane i passes the address of row
+   i % 8 of matrix i / 8, and gets elements (2 t, group) and (2 t + 1, group) of each matrix. */
 static inline void seqpar_cuda_load_matrices_transposed(uint32_t r[4], const void *row) {
     uint32_t words[2];
     uint64_t address[CUDA_WARP];
@@ -502,8 +501,8 @@ static inline void seqpar_cuda_load_matrices_transposed(uint32_t r[4], const voi
     }
 }
 
-/* A load of one word, a store of four, by every lane of a warp. Where they are counted the
-   lanes meet for it, which takes long. */
+/* Bank conflicts when all lanes of a warp load one word or store four. Counted only on demand,
+   because the lanes must synchronize for it, which is slow. */
 extern "C" {
 extern int cuda_on_cpu_count_words;
 extern int64_t cuda_on_cpu_store_phases, cuda_on_cpu_store_conflicts;
@@ -591,9 +590,9 @@ enum cudaDeviceAttr {
 #define CUDA_PAGE ((size_t)2 << 20)
 struct cuda_piece {
     char *at;
-    size_t bytes, asked; /* what is behind the asked ones stays CUDA_BEHIND */
+    size_t bytes, asked; /* bytes from `asked` on must stay CUDA_BEHIND */
 };
-/* bytes of a number: what is made of it is another one, unlike a NaN */
+/* a finite number in every type: arithmetic in place changes it, where NaN would stay NaN */
 enum { CUDA_BEHIND = 0x5a, CUDA_BEHIND_LEAST = 64 };
 
 enum { CUDA_PIECES = 1 << 16 };
@@ -713,8 +712,8 @@ static uint64_t cuda_draw(void) {
     return cuda_late.draw = cuda_mix(cuda_late.draw + cuda_on_cpu_seed + 1);
 }
 
-/* Is this one of the calls that a captured region must not make? Then it is over with the
-   capture. */
+/* For calls that CUDA forbids during a capture: if this thread captures, breaks the capture and
+   returns 1. */
 static int cuda_forbidden(const char *what) {
     if (!cuda_captured) return 0;
     cuda_captured->capture->broken = 1;
@@ -722,8 +721,8 @@ static int cuda_forbidden(const char *what) {
     return 1;
 }
 
-/* Runs the first operation of a stream: mostly of `target`, or else of another of this
-   thread, seldom of any. Locked. */
+/* Runs the first operation of a stream that can go on: half the time `target`'s, otherwise a
+   random stream's, seldom one of another thread. The caller holds the lock. */
 static bool cuda_step(cuda_stream *target) {
     uint64_t draw = cuda_draw();
     cuda_stream *chosen = NULL;
@@ -868,6 +867,8 @@ static inline cudaError_t cudaFreeHost(void *data) {
     return cudaSuccess;
 }
 
+/* Takes a freed piece of the same size, else the end of the arena. Memory is filled with NaN,
+   so that reads of unwritten memory show. */
 static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     size_t size = 4096;
     if (cuda_forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;

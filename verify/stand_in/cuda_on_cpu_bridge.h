@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Streams of another run time, whose events and messages order what happens in
-   cuda_on_cpu.h: test_queue_nccl.c. */
+/* Streams and events of another runtime, on which cuda_on_cpu.h puts its kernels and copies:
+   those of nccl_stand_in.h, so that one order holds for kernels and messages. */
 #ifndef CUDA_ON_CPU_BRIDGE_H
 #define CUDA_ON_CPU_BRIDGE_H
 #ifdef __cplusplus

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* A stand-in for the part of cuDNN's graph API that demos/cudnn_attention.h calls, behind
-   cuda_on_cpu.h. It knows attention, forward and backward, only as the graph says it: tensors
-   by their sizes, strides and types, the mask by its graph; p, ds and what is bf16 are rounded
-   as the real one does. Late as its stream. CUDNN_ON_CPU_WRONG=strides reads keys as if heads
-   stood one behind the other, =mask the mask of the key beside: a comparison must see both. */
+/* A stand-in for the part of cuDNN's graph API that demos/cudnn_attention.h calls, on top of
+   cuda_on_cpu.h. It takes everything about attention, forward and backward, from the graph:
+   sizes, strides and types of tensors, and the mask. p, ds and bf16 tensors are rounded as by
+   the real one. It runs late on its stream. Two faults that a comparison must see:
+   CUDNN_ON_CPU_WRONG=strides reads keys as if each head were contiguous, =mask uses the mask of
+   the next key. */
 #ifndef CUDNN_ON_CPU_H
 #define CUDNN_ON_CPU_H
 
@@ -324,7 +325,8 @@ struct cudnn_sdpa {
     }
 };
 
-/* The score goes into the one operation of this graph, an addition, and comes out of it. */
+/* Gets the mask: the subgraph must be a single addition of it to the scores, which come in and
+   go out as virtual tensors. */
 static inline bool cudnn_mask(const cudnn_descriptor *op, bool back,
                               const cudnn_descriptor *pack, cudnn_tensor *mask) {
     int from = back ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH

@@ -26,7 +26,7 @@ static void stand_event_free(void *e) { cudaEventDestroy(e); }
 static void stand_event_record(void *e, void *s) { cudaEventRecord(e, s); }
 static void stand_event_wait(void *s, void *e) { cudaStreamWaitEvent(s, e, 0); }
 
-/* From here on, until it is called with 0 again; every pointer then is one of a device. */
+/* 1: kernels run on these streams, and every pointer counts as device memory; 0: no more. */
 static void stand_runs_kernels(int on) {
     static const cuda_on_cpu_bridge bridge = {
         stand_stream_new, stand_stream_free, stand_stream_push,  stand_stream_settle,

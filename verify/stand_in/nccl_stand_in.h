@@ -2,14 +2,16 @@
 /* A stand-in for the part of NCCL and of the CUDA runtime that seqpar_nccl.h calls, without a
    GPU. Devices are plain memory. Every stream is a queue; one thread works on all of them, late
    and in random order wherever no event orders them, so that a missing event shows. It keeps
-   NCCL's rules to the letter, and takes the hard reading where they leave room:
-   - a group holds up its stream until all its messages are through; nothing is buffered, both ends must run at the same time
-   - on a non-blocking communicator the first message between two ranks is set up behind the caller's back, by both together,
-     and until then the group is not on the stream and the communicator must not be touched
+   NCCL's rules, in the strictest reading where they are open:
+   - a group blocks its stream until all its messages are done; nothing is buffered, so both
+     ends must run at the same time
+   - on a non-blocking communicator two ranks connect for their first message later, both
+     together; until then the group is not on the stream, and the communicator must not be used
    - finalizing ends when all ranks have finalized
-   It complains (stand_complaint) about mismatched messages, groups left open, what is used after its end or while it is in
-   progress, freed memory that is in use; it counts what lives (stand_leaks), counts calls by name and device, and fails any of
-   them on demand (stand_fail). A thread's current device is the rank that it works for. */
+   It complains (stand.complaint) about mismatched messages, groups left open, objects used
+   after their end or while in progress, and memory freed while in use. It counts what is not
+   freed (stand_leaks) and calls by name and device, and fails any call on demand (stand_fail).
+   A thread's current device is the rank that it works for. */
 #ifndef NCCL_STAND_IN_H
 #define NCCL_STAND_IN_H
 
@@ -401,7 +403,7 @@ static void stand_split_all(stand_clique *q) {
     }
 }
 
-/* Whatever all ranks of a clique have to call. */
+/* Joining, splitting, finalizing: done once all ranks of a clique have called it. */
 static int stand_clique_step(stand_clique *q) {
     int r, joined = 0, split = 0, final = 0, busy = 0;
     for (r = 0; r < q->size; r++) {
@@ -450,8 +452,8 @@ static void stand_describe(char *text, size_t bytes) {
         }
 }
 
-/* Exact: nothing can move, and every thread that could change that waits for a stream that
-   is not empty or inside NCCL. */
+/* Detects a deadlock, exactly: no step is possible, and every thread of the hosts waits inside
+   NCCL or for a stream that has work left. */
 static void stand_watch(void) {
     const struct stand_stream *s;
     const struct stand_comm *c;
@@ -513,8 +515,8 @@ static void stand_start(void) { /* locked */
 
 /* ---- for tests ---- */
 
-/* A new day: nothing lives, nothing is counted, nothing is to fail. What is left over is
-   thrown away. */
+/* Frees leftover streams, events and communicators, and clears counts, complaints and failures
+   to come. hosts: threads that will call, 0: unknown. */
 __attribute__((unused)) static void stand_reset(uint64_t seed, int hosts) {
     struct stand_stream *s;
     pthread_mutex_lock(&stand.lock);
@@ -816,7 +818,7 @@ static int stand_unusable(const struct stand_comm *c, const char *what) {
     return 1;
 }
 
-/* what a blocking communicator does with what takes time */
+/* a blocking communicator waits here until it is no longer in progress */
 static ncclResult_t stand_settle(struct stand_comm *c) {
     while (c->blocking && c->state == ncclInProgress && !c->aborted && !stand.deadlock[0]) {
         c->held = 1;

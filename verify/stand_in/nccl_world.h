@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* A world over NCCL whose ranks are threads of the test, rank r on GPU r. After
-   seqpar_nccl.h, whoever plays NCCL. */
+/* A world over NCCL whose ranks are threads of the test, rank r on GPU r. Include after
+   seqpar_nccl.h; NCCL is the real one or its stand-in. */
 #ifndef NCCL_WORLD_H
 #define NCCL_WORLD_H
 #include <pthread.h>

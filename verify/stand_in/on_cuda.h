@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* With TEST_CUDA a suite runs on a GPU, or on cuda_on_cpu.h, where it would use the fast CPU
-   device; with TEST_CUBLAS in the environment its products are cuBLAS's. Behind seqpar.h; a
-   suite without it has no devices. */
+/* With TEST_CUDA a suite uses a GPU, or cuda_on_cpu.h, instead of the fast CPU device; with
+   TEST_CUBLAS in the environment cuBLAS computes the products. Include after seqpar.h; without
+   seqpar.h there are no devices and this file is empty. */
 #if defined(SEQPAR_H) && !defined(ON_CUDA_H)
 #define ON_CUDA_H
 #ifdef TEST_CUDA
@@ -30,8 +30,8 @@ __attribute__((unused)) static seqpar_device *test_device_bf16(int64_t threads) 
     return (void)threads, test_cuda_open(SEQPAR_DTYPE_BF16);
 }
 #define seqpar_device_cpu test_cuda
-/* Without a GPU every thread of a kernel is a fiber, and compute-sanitizer follows every access:
-   what takes long is tried in fewer ways there, but with TEST_ALL. */
+/* 1: long tests try fewer cases, unless TEST_ALL is set, because kernels are slow: on fibers,
+   without a GPU, and under compute-sanitizer (TEST_SMALL). */
 extern uint64_t cuda_on_cpu_seed __attribute__((weak));
 __attribute__((unused)) static int test_fibers(void) {
     return (&cuda_on_cpu_seed || getenv("TEST_SMALL")) && !getenv("TEST_ALL");
@@ -42,8 +42,8 @@ __attribute__((unused)) static seqpar_device *test_device_bf16(int64_t threads) 
     return seqpar_device_cpu_bf16(threads);
 }
 #endif
-/* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16
-   storage, 3 the reference in bf16. */
+/* Devices by number: 0 the fast one, 1 the reference in fp64, 2 the fast one with bf16 storage,
+   3 the reference in bf16. */
 __attribute__((unused)) static seqpar_device *test_device(int kind, int64_t threads) {
     return kind == 3   ? seqpar_device_reference_bf16()
            : kind == 2 ? test_device_bf16(threads ? threads : 1)

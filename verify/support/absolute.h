@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* absolute.h - small models and texts as files, a trainer that is run on them by a user's options, and what slow.h says of
- * the same numbers. Everything is in fp64 (--device reference), so that a mistake of any size is seen. */
+/* absolute.h - writes small models and texts to files, runs a trainer on them by a user's
+ * options, and computes the same numbers by slow.h. Everything is computed in fp64 (--device
+ * reference), so that a mistake of any size shows. */
 #ifndef ABSOLUTE_H
 #define ABSOLUTE_H
 #include "seqpar_safetensors.h"
@@ -198,8 +199,8 @@ static int64_t text_supervised(const text *t) {
     return t->tokens - (t->prompt > 1 ? t->prompt : 1);
 }
 
-/* What a model says of a text, token by token, at a temperature. Any may be NULL. What its
-   routers say is added to `routing`. */
+/* Log-prob and entropy of each token of a text at a temperature, and a score model's score.
+   Outputs may be NULL. The routers' choices and probabilities are added to `routing`. */
 static void text_routed(const slow_config *c, const slow_complex *p, const text *t,
                         double temperature, slow_complex *logp, slow_complex *entropy,
                         slow_complex *score, slow_routing *routing) {
@@ -229,7 +230,7 @@ static slow_complex text_logp(const slow_config *c, const slow_complex *p, const
     return sum;
 }
 
-/* Of a model that stands still. */
+/* The same for real parameters, by which nothing is differentiated. */
 static double text_logp_of(const model *m, const double *p, const text *t) {
     slow_complex *z = slow_promote(m->count, p);
     double sum = creal(text_logp(&m->config, z, t));
@@ -303,6 +304,9 @@ static bool is_given(int tool, const char *name) {
     return false;
 }
 
+/* Parses options as the trainer's own command line does. Options in front of them keep a run
+   short and comparable: no logs, the reference device and no warm-up unless `options` says
+   otherwise. */
 static int run_parse(run *x, int tool, const char *options) {
     static const demo_objective *const objectives[TOOLS] = {&demo_sft, &demo_dpo, &demo_rm,
                                                             &demo_kto, &demo_ppo_objective};
@@ -466,8 +470,9 @@ static bool near(double got, double want, double tolerance) {
     return fabs(got - want) <= tolerance * (fabs(want) + 1e-3);
 }
 
-/* A step of SGD with learning rate `rate`, which is -rate times the gradient at `before`: by its own direction and three
-   others, by the norm. */
+/* Compares the gradient at `before`, which a step of SGD shows as (before - after) / rate, with
+   slow.h's: along its own direction and along three random ones. The limit is relative to the
+   gradient's norm. */
 static void expect_gradient(const model *m, slow_scalar *f, const void *context,
                             const double *before, const double *after, double rate,
                             double tolerance) {
@@ -479,7 +484,7 @@ static void expect_gradient(const model *m, slow_scalar *f, const void *context,
         double want, got = 0;
         for (int64_t k = 0; k < m->count; k++) way[k] = turn ? test_normal() : g[k] / size;
         want = slow_directional_of(f, context, m->count, before, way);
-        /* there is no such number: the padding of a score head */
+        /* g is 0 where the library has no parameter: in the padding of a score head */
         for (int64_t k = 0; k < m->count; k++) got += way[k] * g[k];
         test_expect(fabs(got - want) <= tolerance * size * (turn ? 30 : 1),
                     "the gradient along direction %d is %.12g, not %.12g", turn, got, want);

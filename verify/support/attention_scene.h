@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* attention_scene.h - dumps of a layer's attention for the suites of `seqpar-verify ver`: a
-   text in any layout and type, and what is said of it. All is computed anew, pair after pair:
-   a mistake is what a query sees, whose keys and values it takes and with which numbers its
-   gradient is made. FOLDER: where dumps are written, another one in each suite. */
+/* attention_scene.h - writes dumps of one layer's attention, in any layout and type, and
+   compares what `seqpar-verify ver` says of them. Attention is computed here a second time,
+   pair by pair. A mistake is another rule: which keys a query sees, which keys and values it
+   uses, from which lse and delta its gradient is computed. FOLDER: where dumps are written,
+   another one in each suite. */
 #ifndef ATTENTION_SCENE_H
 #define ATTENTION_SCENE_H
 #include "dump_page.h"
@@ -13,19 +14,20 @@ static const char *const names[TENSORS] = {"q",   "k",  "v",  "dout", "out",
                                            "lse", "dq", "dk", "dv"};
 enum { F64 = 53, F32 = 24, F16 = 11, BF16 = 8 };
 
-/* A text, who holds it, and all of its attention by tokens: (tokens, heads, dim). */
+/* A text, who holds it, and all of its attention by tokens: (tokens, heads, dim). positions: 1
+   counts from the start of the row, 2 of the document. lead: shapes begin with two 1s. */
 static struct scene {
     int64_t tokens, docs, cu[9], heads, kv_heads, dim, out_dim, window;
     double scale, softcap;
     int64_t sp, held[RANKS], rank[MOST], local[MOST], token[RANKS][MOST];
     double *x[TENSORS];
-    int bits, stored; /* what all is rounded to, and the type it is written in */
+    int bits, stored; /* numbers are rounded to `bits` and written as type `stored` */
     int lse_bits;
     int stored_of[TENSORS];                                   /* 0: as `stored` */
     const char *dtype;                                        /* metadata; NULL: none */
     unsigned skip;                                            /* tensors that are not written */
-    int no_documents, positions, lead, padding, accumulation; /* positions: 1 right, 2 packed */
-    int micro, dp;   /* whose numbers these are; replicas, which are alike */
+    int no_documents, positions, lead, padding, accumulation; /* padding: 3 NaN rows a rank */
+    int micro, dp;   /* the micro-batch that is dumped; replicas, all with the same numbers */
     const char *odd; /* what is wrong with rank 1's file */
 } s;
 
@@ -116,11 +118,13 @@ static inline void make_even(int layout, int64_t sp) {
 
 /* ---- attention, pair after pair ---- */
 
-/* What a query of token t does with token u. Globals hold what a rule needs beside them. */
+/* How the query of token t uses token u. Further arguments of a rule are globals. */
 typedef struct rule {
     int (*sees)(int64_t t, int64_t u);
     int64_t (*source)(int64_t t, int64_t u); /* the token whose k and v are used; NULL: u */
-    int in_turn; /* 2: heads of each rank take kv heads in turn, 3: from 0 on */
+    /* kv head of head h. 0: h / group, 1: h mod kv_heads, 2: number of h's rank mod kv_heads,
+       3: h / group counted from 0 on each rank */
+    int in_turn;
     double scale, softcap;
 } rule;
 
@@ -198,8 +202,8 @@ static inline double *delta_of_out(void) {
     return delta;
 }
 
-/* Adds to dq, dk, dv what pairs give that the rule lets see each other; numbers of a product
-   rounded to `bits`. */
+/* Adds to dq, dk, dv the gradients of all pairs that the rule allows. p and ds are rounded to
+   `bits` before their products. */
 static inline void backward_bits(const rule *r, const double *lse, const double *delta,
                                  int bits) {
     for (int64_t n = 0; n < s.tokens * s.heads * s.tokens; n++) {
@@ -383,12 +387,13 @@ static inline void expect_named(const char *name, const char *form, const char *
     test_end("attention_%s%s%s", name, *form ? "_" : "", form);
 }
 
-/* Named, alone or with others that give the same numbers here. */
+/* Expects that the verdict names this mistake, alone or with others that give the same numbers
+   here. */
 static inline void expect_among(const char *name, const char *form) {
     char sentence[160];
     write_scene();
     expect(1, "wrong", name);
-    test_why[0] = 0; /* of the headline */
+    test_why[0] = 0; /* expect() fails: the headline is longer than "wrong" */
     snprintf(sentence, sizeof sentence, "%s gives this out, lse, dq, dk, dv %s", name, form);
     test_expect(!strncmp(said, "wrong: ", 7) && strstr(said, sentence),
                 "said '%.600s', not '%s'", said, sentence);
@@ -424,7 +429,7 @@ static inline int64_t hop_of(int64_t t, int64_t u) {
 }
 static inline int in_hop(int64_t t, int64_t u) { return right(t, u) && hop_of(t, u) == hop; }
 
-/* The rank's own row of the same number. */
+/* The token at u's local row number on the rank of t. */
 static inline int64_t own_row(int64_t t, int64_t u) { return s.token[s.rank[t]][s.local[u]]; }
 static inline int has_own_row(int64_t t, int64_t u) {
     return right(t, u) && s.local[u] < s.held[s.rank[t]];
@@ -448,7 +453,7 @@ static inline void copy(int to, const double *from) {
     memcpy(s.x[to], from, (size_t)size_of(to) * sizeof *from);
 }
 
-/* All is right again, but for one tensor. */
+/* Recomputes all tensors right, but leaves tensor t as it is. */
 static inline void keep_alone(int t) {
     double *x = malloc((size_t)size_of(t) * sizeof *x);
     memcpy(x, s.x[t], (size_t)size_of(t) * sizeof *x);
@@ -457,14 +462,14 @@ static inline void keep_alone(int t) {
     free(x);
 }
 
-/* Right, but for one tensor, which is what the rule gives. */
+/* A right step in which gradient t alone is computed by the rule. */
 static inline void right_but(int t, rule r) {
     right_step();
     backward(r, s.x[LSE], delta_of_out());
     keep_alone(t);
 }
 
-/* Row (token, head) of x becomes that of from(token, head), numbered over both. */
+/* Row (token, head) of tensor t gets row from(token, head), a number over tokens and heads. */
 static inline void move_rows(int t, int64_t (*from)(int64_t token, int64_t head)) {
     double *x = malloc((size_t)size_of(t) * sizeof *x);
     int64_t n = width(t);
@@ -475,7 +480,8 @@ static inline void move_rows(int t, int64_t (*from)(int64_t token, int64_t head)
     free(x);
 }
 
-/* The order of ranks is taken for that of the text. */
+/* The row that holds the token if ranks' rows lie one after another: a gather that does not
+   undo the layout. */
 static inline int64_t in_ranks_order(int64_t token, int64_t head) {
     int64_t place = s.local[token];
     for (int64_t r = 0; r < s.rank[token]; r++) place += s.held[r];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* One attention, forward and backward, in any way that a desc can say: the numbers of all rows
-   go to the ranks' devices, the results come back as those of one rank would lie. */
+/* Runs one attention, forward and backward, with any desc: copies the rows' numbers to the
+   ranks' devices, and the results back into global arrays, laid out as those of one rank. */
 #ifndef ATTENTION_SETUP_H
 #define ATTENTION_SETUP_H
 #include "seqpar_check.h"
@@ -33,9 +33,10 @@ typedef struct setup { /* one way to run it */
     const seqpar_inject_desc *inject;
     const seqpar_block_kernel *own;
     const seqpar_attn_kernel *kernel;
-    int packed; /* q, k, v and dq, dk, dv in one tensor each; 2: its stride is too small */
+    int packed; /* 1: q, k, v in one tensor, dq, dk, dv in another; 2: dk_stride is too small */
     double *out, *lse, *dq, *dk, *dv; /* global results */
-    /* (tokens, heads): of a cell, where it begins; rank after rank, added up into the first */
+    /* (ranks, tokens, heads): a cell's dsinks lie at its first token; at last rank 0's part has
+       the sums over ranks */
     double *dsinks;
     int64_t flops, planned_flops, bytes, planned_bytes, flops_max;
     seqpar_status status;
@@ -133,6 +134,8 @@ static seqpar_attn_desc setup_desc(const setup *s) {
                               .kernel = s->kernel};
 }
 
+/* One rank's part of the attention. Beside the results, the FLOPs and the bytes sent must be
+   those that the plan says. */
 static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
     const problem *p = s->p;
     const seqpar_attn_desc desc = setup_desc(s);
@@ -168,7 +171,7 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
                          .dv = buffer[8]};
     char *one = NULL, *packed[6];
     int64_t row = (wide + 2 * narrow) * seqpar_dtype_bytes(type);
-    if (s->packed) { /* in front of it and behind it, a gap */
+    if (s->packed) { /* a tensor of q, k, v and one of dq, dk, dv, spare rows behind each */
         one = ctx->device->alloc(ctx->device, 2 * (n + 2) * row + 1);
         for (i = 0; i < 6; i++)
             packed[i] = one + i / 3 * (n + 2) * row +

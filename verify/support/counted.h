@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* counted.h - what the library allocates is counted, and any of it may find no memory; whoever
-   writes behind a block is found when it is freed. Included before the library's implementation. */
+/* counted.h - counts the library's allocations, can make any one of them fail, and aborts when
+   a block is freed behind which something was written. Include before the library's
+   implementation. */
 #ifndef TEST_COUNTED_H
 #define TEST_COUNTED_H
 #include <malloc.h>

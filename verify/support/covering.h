@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* covering.h - cases in which every two values of two factors meet. Greedy and deterministic:
-   each case begins with a pair that none has yet, and every other factor takes the value that
-   brings most new pairs; of some such cases the best one stays. */
+/* covering.h - pairwise test cases: any two values of two factors occur together in a case.
+   Greedy and deterministic: a case starts from a pair that no case has yet, and every other
+   factor takes the value that adds most new pairs. The best of COVER_TRIES cases is kept. */
 #ifndef COVERING_H
 #define COVERING_H
 #include <stdint.h>
@@ -13,18 +13,18 @@ enum { COVER_FACTORS = 28, COVER_LEVELS = 6, COVER_TRIES = 12, COVER_OPEN = -1 }
 typedef struct cover {
     int factors;
     const int *levels; /* (factors) how many values a factor has */
-    /* whether what is open (COVER_OPEN) can be chosen so that the case is one to run */
+    /* can the factors that are still COVER_OPEN be chosen so that the case is allowed? */
     int (*possible)(const int *level);
     uint64_t draw;
     unsigned char met[COVER_FACTORS][COVER_LEVELS][COVER_FACTORS][COVER_LEVELS];
 } cover;
 
-/* Two values of two factors, the first of the lower number. */
+/* A value each of two factors, factor[0] < factor[1]. */
 typedef struct cover_pair {
     int factor[2], level[2];
 } cover_pair;
 
-/* The pair after this one, which begins with all zero; 0: there is none. */
+/* Steps to the next pair; all zero is the start, before the first. 0: no pair is left. */
 static inline int cover_next(const cover *c, cover_pair *p) {
     if (p->factor[1] && ++p->level[1] < c->levels[p->factor[1]]) return 1;
     p->level[1] = 0;
@@ -83,7 +83,8 @@ static inline int cover_choose(cover *c, int *level, int factor) {
     return most;
 }
 
-/* Completes what the pair begins, factors in an order that is drawn; the new pairs. */
+/* Completes a case that holds the pair, factors in random order; returns how many new pairs
+   the case has. */
 static inline int cover_fill(cover *c, const cover_pair *p, int *level) {
     int order[COVER_FACTORS], gain = 1;
     cover_pair_set(p, c->factors, level);

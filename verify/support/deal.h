@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* deal.h - which rank holds a token where a framework deals a row: the row, or each document
-   of it, in slots whose lengths differ by one token at most. For suites that write dumps:
-   their cuts lie inside of documents, as seqpar.h's own do where documents are long. */
+/* deal.h - which rank holds a token if a framework splits a row, or each document of it, into
+   slots whose lengths differ by at most one token. Suites that write dumps use it: slots end
+   inside documents, as seqpar.h's do in long documents. */
 #ifndef DEAL_H
 #define DEAL_H
 #include "seqpar.h"

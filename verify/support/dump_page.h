@@ -19,7 +19,7 @@ typedef struct page {
     int64_t count;
 } page;
 
-/* Of a micro-batch; -1: of none. */
+/* Adds a tensor to the page, named "micro.name"; micro -1: named "name". */
 static inline void put(page *p, int64_t micro, const char *name, const void *data,
                        seqpar_safetensors_dtype dtype, int dims, const int64_t *shape) {
     seqpar_safetensors_tensor *t = &p->tensors[p->count];

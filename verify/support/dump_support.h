@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* dump_support.h - dumps of RM, KTO, PPO, DPO and SFT for the suites of
-   `seqpar-verify ver`: right steps in every layout, and what is said of them. What a mistake
-   gives is made anew, token by token. FOLDER: where dumps are written, another one in each
-   suite. */
+   `seqpar-verify ver`: right steps in every layout, and what the oracle says of them. Losses
+   of mistakes are computed here a second time, token by token. FOLDER: where dumps are written,
+   another one in each suite. */
 #ifndef DUMP_SUPPORT_H
 #define DUMP_SUPPORT_H
 #include "dump_page.h"
@@ -24,7 +24,9 @@ typedef struct row {
     int64_t groups[DOCS];
 } row;
 
-enum { SPLIT, FIRST, CONTIGUOUS }; /* how a side tensor comes to a rank */
+/* Which numbers of a side tensor (ref_logp, ...) a rank takes: those of its tokens, the row's
+   first ones, or a contiguous slice. */
+enum { SPLIT, FIRST, CONTIGUOUS };
 typedef struct scene {
     int64_t sp, dp, micro, world;
     row of[DP][MICRO];
@@ -32,7 +34,7 @@ typedef struct scene {
     int64_t held[SP];
     const char *objective, *reduction, *advantage;
     double beta, kl_coef, clip_value,
-        constant; /* constant: that the reduction of this name divides by */
+        constant; /* divides the sum of losses in the reduction "constant" */
     double loss[RANKS];
     const char *key[MORE]; /* metadata beside those of every scene */
     char value[MORE][32];
@@ -42,14 +44,14 @@ typedef struct scene {
     double dual_clip; /* 0: none */
     double smoothing, z_loss, entropy_coef;
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
-    const char *without, *side;                 /* a tensor that is not written; not split */
-    int64_t without_below;                      /* by ranks below this; 0: by all */
-    int without_values;                         /* by the others */
-    const char *rough;                          /* a tensor of BF16 */
+    const char *without, *side;                 /* a tensor not written; one split by source */
+    int64_t without_below;                      /* only lower ranks lack it; 0: all do */
+    int without_values;                         /* 1: the other ranks lack "values" */
+    const char *rough;                          /* a tensor written as BF16 */
     int source;
-    int64_t empty;   /* documents without a token behind the others */
+    int64_t empty;   /* this many empty documents follow the others */
     int padded;      /* padding is a document of its own */
-    int whole;       /* rewards and desirable are integers: of 8 bytes, 2: of one */
+    int whole;       /* rewards and desirable: 0: dtype, 1: I64, else U8 */
     const char *odd; /* what is wrong with rank 1's file */
 } scene;
 static scene s;
@@ -108,7 +110,8 @@ static inline void fill_row(row *r, int64_t number) {
     for (int64_t dp_ = 0; dp_ < s.dp; dp_++) \
         for (int64_t a_ = 0; a_ < s.micro; a_++)
 
-/* Mean and deviation of the rewards that `in` lets in beside document (dp, a, d). */
+/* Does the reward of a document at (dp, a) in `group` count in the mean for a document at
+   (own_dp, own_a) in own_group? */
 typedef int (*scope)(int64_t dp, int64_t a, int64_t group, int64_t own_dp, int64_t own_a,
                      int64_t own_group);
 static inline int in_group(int64_t dp, int64_t a, int64_t g, int64_t own_dp, int64_t own_a,
@@ -128,6 +131,7 @@ static inline int in_batch(int64_t dp, int64_t a, int64_t g, int64_t own_dp, int
     return (void)dp, (void)a, (void)g, (void)own_dp, (void)own_a, (void)own_g, 1;
 }
 
+/* Mean and standard deviations of the rewards that `in` accepts for document (dp, a, d). */
 static inline void moments(scope in, int64_t dp, int64_t a, int64_t d, double *mean,
                            double *pop, double *unbiased) {
     double n = 0, sum = 0, squares = 0;
@@ -145,7 +149,7 @@ static inline void moments(scope in, int64_t dp, int64_t a, int64_t d, double *m
     *unbiased = n > 1 ? sqrt(squares / (n - 1)) : 0;
 }
 
-/* The reward before the mean of the others that `in` lets in. */
+/* The reward minus the mean of the other rewards that `in` accepts; 0 if there are none. */
 static inline double others(scope in, int64_t dp, int64_t a, int64_t d) {
     double n = 0, sum = 0, x = s.of[dp][a].rewards[d];
     EACH_ROW(j, b)
@@ -188,8 +192,8 @@ static inline void set_loss(double loss) {
     for (int64_t r = 0; r < s.world; r++) s.loss[r] = loss;
 }
 
-/* Each scene's numbers are its own, whatever was made before it. They are such that no two
-   mistakes happen to give one number. */
+/* Resets the random numbers, so that a scene does not depend on those before it. The numbers
+   are such that no two mistakes give the same loss. */
 static inline void begin(const char *objective, int64_t sp, int64_t dp, int64_t micro) {
     memset(&s, 0, sizeof s);
     test_state = SEED_OF_SCENES;
@@ -249,7 +253,8 @@ static inline double number_from(const double *x, int64_t t, int source) {
     return source == CONTIGUOUS ? x[before + s.local[t]] : x[t];
 }
 
-/* Half the larger of two squares: of the value, and of one that moved clip_value at most. */
+/* max((V - G)^2, (near - G)^2) / 2; near is V, at most clip_value away from the old value.
+   clip_value 0: no clip. */
 static inline double critic_loss(const row *r, int64_t t, int way) {
     double G = number_from(r->returns, t, way == SIDE_RETURNS ? s.source : SPLIT);
     double old = number_from(r->old_values, t, way == SIDE_OLD_VALUES ? s.source : SPLIT);
@@ -292,7 +297,8 @@ static inline double token_loss(const row *r, int64_t t, int way) {
     return loss * (s.with_weights ? r->weights[t] : 1);
 }
 
-/* Sums over what lies on members first to last, of document d. */
+/* Sum of the losses, and number n, of document d's trained tokens on members first to
+   last - 1. */
 static inline double document_loss(const row *r, int64_t d, int64_t first, int64_t last,
                                    int way, double *n) {
     double sum = 0;
@@ -363,7 +369,7 @@ static inline double mean_loss(int way) {
 
 static inline double log_sigmoid_loss(double x) { return log(1 + exp(-x)); }
 
-/* Of a document: log-probs of members first to last. `reference`: times that. */
+/* Sum of logp - reference * ref_logp over document d's tokens on members first to last - 1. */
 static inline double h_of(const row *r, int64_t d, int64_t first, int64_t last,
                           double reference, double *n) {
     double h = 0;
@@ -517,7 +523,7 @@ static inline void make_ppo(const char *how) {
     fill();
 }
 
-/* Every rank holds the tokens that `keep` is for; the first member's are all the others'. */
+/* Rank member(t) of the sequence holds token t; fills the scene. */
 static inline void deal_by(int64_t (*member)(int64_t t)) {
     memset(s.held, 0, sizeof s.held);
     for (int64_t t = 0; t < TOKENS; t++) {

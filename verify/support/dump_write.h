@@ -53,8 +53,8 @@ static inline void add_numbers(page *p, int64_t micro, const char *name, const d
     add(p, micro, name, as_dtype(x, n, dtype), dtype, n);
 }
 
-/* Numbers of a rank's tokens, by index or as they come where they are not split; then what is
-   never used differs from rank to rank. */
+/* Numbers of a rank's tokens; those of s.side are taken as s.source says, and then untrained
+   tokens, which no loss uses, have other numbers on each rank. */
 static inline void add_tokens(page *p, int64_t rank, int64_t micro, const char *name,
                               const double *x) {
     int64_t r = rank % s.sp, n = s.held[r];

@@ -9,10 +9,10 @@
 #include <time.h>
 #include "seqpar.h"
 
-/* A comm around another that delays, reorders, damages or drops what passes. Message numbers
-   count this rank's receives from 1; 0 is never. The virtual clock: the caller tells the
-   cost of its computing by seqpar_inject_compute, each message takes latency;
-   seqpar_inject_clock is this rank's time. */
+/* A comm around another one that delays, reorders or damages messages, or fails. Receives and
+   begins of this rank are counted from 1; 0 is never. Virtual clock (seqpar_inject_clock): the
+   caller adds the cost of computing by seqpar_inject_compute; a received message sets it to at
+   least the sender's time plus latency. */
 typedef struct seqpar_inject_desc {
     uint64_t seed;
     int64_t delay_us_max; /* sleep before a begin, uniform in 0..max */
@@ -45,7 +45,7 @@ typedef struct injected { /* a request: the transfers as passed on, and their ti
 
 static void inject_sleep(inject *in) {
 #ifndef SEQPAR_NO_THREADS
-    /* a wait that nobody ends: unlike nanosleep it is there under -std=c11, too */
+    /* sleeps by a timed wait that nobody signals, as -std=c11 hides nanosleep */
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t never = PTHREAD_COND_INITIALIZER;
     struct timespec until;
@@ -104,6 +104,8 @@ static void injected_free(injected *r) {
     free(r);
 }
 
+/* Passes a copy of the group on, because the order of sends and the time stamps differ from the
+   caller's. */
 static seqpar_status inject_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
                                   seqpar_request *request) {
     inject *in = (inject *)comm->state;

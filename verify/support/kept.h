@@ -29,7 +29,7 @@ __attribute__((unused)) static seqpar_status kept_state(seqpar_ctx *ctx,
     return status;
 }
 
-/* At their owners alone at zero_stage 3. */
+/* Opens a model; at zero_stage 3 each parameter is only on its owner, except in four bits. */
 __attribute__((unused)) static seqpar_status params_open(seqpar_ctx *ctx, seqpar_llama *model,
                                                          const seqpar_llama_config *config,
                                                          const seqpar_optim_desc *optim) {

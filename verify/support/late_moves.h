@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* late_moves.h - a device whose moves are done when they are waited for, and no sooner; one for each
-   thread. Included behind seqpar.h. */
+/* late_moves.h - a device that copies a move's bytes as late as it may: when somebody waits for
+   it, frees memory, or LATE_MOVES are pending. So a missing wait shows. State is per thread. */
 #ifndef TEST_LATE_MOVES_H
 #define TEST_LATE_MOVES_H
 #include <string.h>

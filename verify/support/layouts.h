@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Layouts as the library's table has them: tests that need one, or one of a sort, ask here, so
-   that a layout is added by its line and its map in verify/tests/test_split.c. */
+/* Layouts from the library's table. Tests choose layouts by these functions, so a new layout
+   needs only its line in the table and its map in verify/tests/test_split.c. */
 #ifndef LAYOUTS_H
 #define LAYOUTS_H
 #include "seqpar.h"
@@ -15,7 +15,7 @@ static inline int64_t layouts_on_grid(void) {
     return count;
 }
 
-/* Layout number n of those, in the table's order, round and round. */
+/* Layout n modulo their number of those with whole cells, in the table's order. */
 static inline int layout_of_grid(int64_t n) {
     int layout = 0;
     for (n = n % layouts_on_grid(); !layout_on_grid(layout) || n-- > 0;) layout++;

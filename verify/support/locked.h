@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* locked.h - locks that know who holds them: the library's use of them is checked, and any thread
-   may be the one that cannot be started. Included before the library's implementation. */
+/* locked.h - mutexes that abort if the library misuses them, and a pthread_create of which any
+   one call can fail. Include before the library's implementation. */
 #ifndef TEST_LOCKED_H
 #define TEST_LOCKED_H
 #include <errno.h>

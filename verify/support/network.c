@@ -85,6 +85,8 @@ static int is_lost(double loss) {
     return (double)(state >> 11) / (double)(UINT64_C(1) << 53) < loss;
 }
 
+/* Packets leave the queue in the order in which they came, as all have the same delay. While
+   the queue is full, packets stay in the kernel's devices. */
 int main(int argc, char **argv) {
     static packet queue[QUEUE];
     static char data[PACKET];

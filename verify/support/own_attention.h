@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* An attention of the user's own for seqpar_attn_desc.kernel, pair after pair in double: my
-   queries x one source. It can also fail on purpose. */
+/* A user's attention kernel for seqpar_attn_desc.kernel: this rank's queries against the keys
+   of one source, pair by pair in double. It can fail on purpose. */
 #ifndef OWN_ATTENTION_H
 #define OWN_ATTENTION_H
 #include <math.h>
@@ -35,7 +35,7 @@ static double typed_dot(const void *a, int64_t at, const void *b, int64_t from, 
     return sum;
 }
 
-/* Calls `pair` for every (query, key) that a head's queries see. */
+/* One query and key of a head, and the sums that their results are added to. */
 typedef struct own_pair {
     const own_attention *own;
     const seqpar_attn_source *a;
@@ -45,6 +45,7 @@ typedef struct own_pair {
     double *dq, *dk, *dv;
 } own_pair;
 
+/* Calls `pair` for every (query, key) that a head's queries see. */
 static void each_pair(own_pair *p, void (*pair)(own_pair *p)) {
     const seqpar_attn_source *a = p->a;
     int64_t d = a->head_dim;

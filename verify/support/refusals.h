@@ -31,8 +31,8 @@ typedef struct setting {
             value \
     }
 
-/* A condition of a call: with `inside` it is accepted, with `outside` refused by the sentence;
-   `with` are set before both. */
+/* A limit of one field. The call is accepted with set.value, and refused by the sentence with
+   `outside`. The fields of `with` are set before. */
 typedef struct limit {
     setting set; /* inside */
     long double outside;
@@ -113,7 +113,7 @@ static size_t conversion(const char *at) {
     return n + 1;
 }
 
-/* Whether a sentence can come from this format. A number stands for a number alone. */
+/* Can this format print the text? %d and the like match only the characters of numbers. */
 static int comes_from(const char *text, const char *format) {
     size_t n = conversion(format);
     char kind = n ? format[n - 1] : 0;
@@ -173,8 +173,8 @@ static char *read_header(const char *path) {
     return text;
 }
 
-/* The next call of a function that refuses, from *at on: its format behind `before`. 0: there is
-   no further. Another's sentence is passed over. */
+/* Finds the next call of a function that refuses, from *at on, and reads its format behind
+   `before`. 0: there is none. Skips "%s", which repeats the sentence of another call. */
 static int next_format(char *format, size_t size, const char **at, const char *call,
                        const char *before) {
     while ((*at = strstr(*at, call))) {
@@ -192,8 +192,8 @@ static int next_format(char *format, size_t size, const char **at, const char *c
     return 0;
 }
 
-/* Each refusal by `call` of the header has a sentence that was compared whole, or an excuse; an
-   excuse for one that is compared, or is no more, is wrong. */
+/* Every refusal by `call` in the header must have been compared whole or have an excuse. An
+   excuse fails if its refusal is compared or does not exist. */
 static void check_all_seen(const char *path, const char *call, const char *before,
                            const excuse *excuses, size_t count) {
     char *text = read_header(path), format[SENTENCE];

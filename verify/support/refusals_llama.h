@@ -304,10 +304,10 @@ static seqpar_status pass(void *call) {
 /* ---- adapters ---- */
 
 typedef struct adapters_call {
-    seqpar_llama_config other; /* of the model that they are of */
+    seqpar_llama_config other; /* the model that the adapters are opened for */
     seqpar_adapter_desc desc;
     int64_t experts; /* of both models */
-    int use;         /* what is set, or what computes */
+    int use;         /* MODEL: a model set as adapters; ALONE: adapters without a model */
 } adapters_call;
 
 enum { ADAPTERS, MODEL, ALONE };
@@ -461,7 +461,7 @@ static seqpar_status coded_write(const coded_call *c) {
     return seqpar_llama_write(&ctx, &llama, values, CODED_TENSOR, c->first, c->count);
 }
 
-/* Nothing at all is kept for a backward pass where it may go on. */
+/* A step that trains the adapters of a model in four bits; bare: without adapters. */
 static seqpar_status coded_step(const coded_call *c, seqpar_llama *adapters) {
     const seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     const seqpar_vocab_seeds seeds = {0};
@@ -530,7 +530,7 @@ static const limit coded_limits[] = {
      "value 46 is -inf, which has no place among 16 levels"},
 };
 
-/* What is chosen among, of a model alone: choices 0: there are none. */
+/* Values of a model with batch->choices. choices: how many tokens; 0: NULL. */
 typedef struct choice_call {
     int64_t choices;
     int best, score, taught;

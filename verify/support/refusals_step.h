@@ -132,7 +132,7 @@ static seqpar_row step_rows[STEP_ROWS];
 static int64_t step_cu[STEP_ROWS][3];
 static double step_nodes[8 * PARAMS];
 
-/* of documents; and of a row that the step has not */
+/* doc_source of each row; the last row is not in the step */
 static const int64_t step_numbers[STEP_ROWS + 1][2] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}};
 
 static void make_rows(void) {
@@ -315,7 +315,8 @@ static const limit nodes_limits[] = {
     {N(nodes.first, 0), -1, SEQPAR_ERR_STEP, NO_SLICE("-1", "18"), {N(nodes.count, 18)}},
 };
 
-/* The second of two nodes ends where the room does: one that is begun in time. */
+/* Two nodes of 18 elements need an array of 36. One of 35, in which the second node begins but
+   does not end, is refused. */
 static void check_room(void) {
     step_call step = good_step;
     seqpar_step_nodes nodes = {
@@ -395,7 +396,7 @@ static const limit incomplete_limits[] = {
     {E(twice, 0), 1, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first"},
 };
 
-/* What is refused before the parameters change, so that the step counts no further. */
+/* These refusals come before any parameter changes, and the step is not counted. */
 static void check_end(void) {
     static const struct {
         double gradient, lr;
@@ -593,7 +594,8 @@ static const limit shards_limits[] = {
     {W(count, 11), 12, SEQPAR_ERR_SIZE, NO_PART("3", "12", "2", "14"), {W(what, 4)}},
 };
 
-/* A sum of messages over all ranks that is not 0, in either half of it. */
+/* On a queued transport, messages of different exchanges show as a sum over all ranks that is
+   not 0: here in its low half, then in its high half. */
 static void check_exchanges(void) {
     const seqpar_comm_table *table = world->table;
     seqpar_comm_table queued = *table;
@@ -624,7 +626,7 @@ static seqpar_status leaf_of(void *user, void *value, int64_t leaf) {
     return leaf == *(int64_t *)user ? SEQPAR_ERR_PLAN : SEQPAR_OK;
 }
 
-/* The first or the last leaf of a micro-batch of two rows, each of two cells. */
+/* Computes a micro-batch of four leaves; no leaf fails, then the first, then the last. */
 static void check_leaves(void) {
     static const int64_t bad[] = {-1, 0, 3};
     const seqpar_split_desc desc = {SEQPAR_LAYOUT_ZIGZAG, 1, 0};

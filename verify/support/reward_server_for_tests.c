@@ -2,12 +2,15 @@
 /* reward_server_for_tests PORT_FILE MODE [N] - a reward server on 127.0.0.1 that answers
  * rightly, late, wrongly or not at all.
  *
- * It writes the port it got to PORT_FILE and serves one request at a time until it is killed, or for ten minutes.
- *   rule          1 where the query's last number is the label's, else 0: the trainer's --reward_rule last_number
+ * It writes its port to PORT_FILE and serves one request at a time until it is killed, or for
+ * ten minutes.
+ *   rule          1 if the query's last number is the label's, else 0, as the trainer's
+ *                 --reward_rule last_number
  *   busy N        503 to the first N requests of every rollout, then rule
- *   gone N        N rollouts of rule, then 500 for good
- *   silent N      N rollouts of rule, then no answer at all
- *   slow, short, long, null, text, nan, infinite, huge, garbage, empty, keyless, endless, 500, 404: what they say */
+ *   gone N        N rollouts of rule, then always 500
+ *   silent N      N rollouts of rule, then no answer
+ *   500, 404      always this status
+ * The other modes break the answer itself: see answer() and serve(). */
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* room.h - arrays of exactly the size that was promised. One ends where memory ends, or begins
- * where it begins: whoever touches an element beside it dies. What lies between tensors is
- * poisoned and looked at afterwards. */
+/* room.h - arrays of exactly the promised size. An array ends, or begins, at a page that cannot
+ * be accessed, so an access beside it ends the process. Memory is filled with NaN, so that a
+ * test sees later which elements were written. */
 #ifndef ROOM_H
 #define ROOM_H
 #include <sys/mman.h>

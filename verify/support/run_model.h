@@ -13,7 +13,7 @@
 #include "test.h"
 #include "kept.h"
 
-/* into files; and what moves is there no sooner than somebody waits for it */
+/* further bits of model_way.offload: to files; moves end only when waited for (late_moves.h) */
 enum { MODEL_OFFLOAD_FILES = 4, MODEL_LATE = 8 };
 typedef struct model_way { /* how to do it */
     int64_t dp, sp, accumulation, threads, heads_k_stride, vocab_rows, mlp_rows, steps;
@@ -24,7 +24,7 @@ typedef struct model_way { /* how to do it */
     int64_t ulysses_size;
     const seqpar_attn_kernel *kernel; /* attention of one's own */
     int64_t slice;                    /* as in seqpar_optim_desc */
-    int offload;                      /* the same, or with those above */
+    int offload;                      /* the same, with MODEL_* bits */
     int state_bits, stochastic;       /* the same */
 } model_way;
 
@@ -143,7 +143,8 @@ static seqpar_llama_batch_desc model_way_run(const model_way *way) {
                                      .kernel = way->kernel};
 }
 
-/* How often each expert is chosen in the whole step: a pass over it before that with gradients. */
+/* Counts how often the step chooses each expert, by a forward pass of its own: the gradient of
+   the load-balancing loss needs the counts of the whole step. */
 static seqpar_status model_chosen(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model,
                                   seqpar_optim *optim, int64_t *chosen) {
     seqpar_llama_batch_desc run = model_way_run(job->way);
@@ -163,7 +164,8 @@ static seqpar_status model_chosen(seqpar_ctx *ctx, const model_job *job, seqpar_
     return status ? status : seqpar_comm_sum_i64(ctx->world, chosen, model->config.experts);
 }
 
-/* balance: as in the batch */
+/* Forward and backward pass of a micro-batch; in step 0 keeps logits, log-probs and losses.
+   balance: as in seqpar_llama_batch. */
 static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model,
                                  seqpar_optim *optim, int64_t step, int64_t index,
                                  const double *balance, int64_t *leaf, double *value,
@@ -262,6 +264,8 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
     return status;
 }
 
+/* One rank's whole run. Rank 0 reads into the result, the others into arrays of their own, as
+   all reads are collective. */
 static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     const model_task *task = job->task;
     seqpar_llama model;
@@ -377,8 +381,8 @@ __attribute__((unused)) static void model_result_free(model_result *r) {
     free(r->state);
 }
 
-/* Documents of random length, the first of token id 0 alone in places, masks with holes;
-   packed into rows. */
+/* Packs documents of random length into rows; the second has one token. Token id 0 recurs.
+   Masks have holes, and some documents are masked in whole. */
 __attribute__((unused)) static void random_batch(seqpar_batch *batch, int64_t documents,
                                                  int64_t longest, int64_t vocab,
                                                  int64_t pack_len, int64_t cell) {

@@ -14,8 +14,8 @@
 #include "stand_in/on_cuda.h"
 #include "kept.h"
 
-/* What has one loss: a token, as a mean over all of the step or within its document; a
-   document; a pair of them. */
+/* What a loss is computed of: a token, averaged over the step (TOKENS) or first within its
+   document (SEQUENCES); a document; a pair of documents. */
 enum { OBJECTIVE_TOKENS, OBJECTIVE_SEQUENCES, OBJECTIVE_DOCUMENTS, OBJECTIVE_PAIRS };
 
 /* An objective is a line here and the function objective_* it names; every preference loss of
@@ -57,9 +57,9 @@ typedef struct objective_way { /* how to do it */
 typedef struct objective_task {
     int kind, same_reference; /* same_reference: the policy itself, as before the first step */
     seqpar_llama_config config;
-    /* rank above 0: they learn, the policy is frozen, and the reference is the policy without them */
+    /* rank above 0: only adapters learn, and the reference is the policy without adapters */
     seqpar_adapter_desc adapter;
-    int rounded; /* the policy's matrices are what four bits leave of them */
+    int rounded; /* the policy's matrices are rounded to four bits */
     seqpar_batch batch;
     int64_t documents;
     /* (documents) log-prob sums to use instead of computing them; NULL: compute */
@@ -69,7 +69,7 @@ typedef struct objective_task {
     uint64_t seed;
     double lr, temperature; /* of log-probs; 0: 1 */
     int lean;               /* keep no logits: the step as it is */
-    /* of KD: whom it learns from, drawn from the seed + 2; its share of the loss */
+    /* KD: the teacher, initialized by seed + 2; the weight of its term in the loss */
     seqpar_llama_config teacher;
     double kd_coef;
     int reverse;
@@ -107,8 +107,8 @@ typedef struct objective_rank { /* one rank at work */
 
 /* ---- what is known of an objective ---- */
 
-/* value: log-probs or scores, with ref sums over a document where that is the unit; the second
-   half is a pair's */
+/* value: log-prob or score, ref: the reference's; of a document they are sums. [1]: the second
+   document of a pair */
 typedef struct objective_unit {
     double value[2], ref[2], kl;
     double far, teacher_entropy; /* of KD: from the teacher */
@@ -117,8 +117,8 @@ typedef struct objective_unit {
     int64_t document, position;
 } objective_unit;
 
-/* columns: loss; and of a token clipped, value, 1, of documents the rewards of both halves and
-   accuracy. slope: of the loss by each value. */
+/* columns: the loss, then of a token: clipped, value, 1; of documents: both rewards, accuracy.
+   slope: the loss differentiated by each value. */
 typedef struct objective_loss {
     double columns[OBJECTIVE_COLUMNS], slope[2];
 } objective_loss;
@@ -136,7 +136,7 @@ __attribute__((unused)) static const char *objective_name(int kind) {
 }
 static int objective_scores(int kind) { return objective_at(kind)->scores; }
 static int objective_taught(int kind) { return kind == OBJECTIVE_KD; }
-/* Targets stand at their own tokens, and are one of two marks. */
+/* PRM: a target lies at its own token, not at the one before, and is one of two marks. */
 static int objective_marked(int kind) { return kind == OBJECTIVE_PRM; }
 static const seqpar_llama_choices objective_marks = {{7, 0}, 2, NULL};
 
@@ -187,8 +187,8 @@ static objective_loss objective_sft(const objective_task *t, const objective_uni
     return objective_token(-u->value[0], -1, 0, u->value[0]);
 }
 
-/* (1 - c) of cross-entropy with the data, c of that with the teacher: its distance and the teacher's
-   entropy. slope[1]: by the distance */
+/* (1 - c) cross-entropy with the data + c cross-entropy with the teacher, which is the KL plus
+   the teacher's entropy. slope[1]: by the KL */
 static objective_loss objective_kd(const objective_task *t, const objective_unit *u) {
     double c = t->kd_coef;
     return (objective_loss){{-(1 - c) * u->value[0] + c * (u->far + u->teacher_entropy), u->far,
@@ -196,8 +196,7 @@ static objective_loss objective_kd(const objective_task *t, const objective_unit
                             {-(1 - c), c}};
 }
 
-/* The share of the first mark is a number of the place: 0 and 1 among them. slope[1]: by the log-prob
-   of the second */
+/* The soft label, the first mark's probability: drawn for each token, sometimes 0 or 1. */
 static double objective_share(const objective_task *t, const objective_unit *u) {
     double drawn = 1.4 * seqpar_random_uniform(t->seed + 78, (uint64_t)u->document,
                                                (uint64_t)u->position) -
@@ -205,6 +204,7 @@ static double objective_share(const objective_task *t, const objective_unit *u) 
     return drawn < 0 ? 0 : drawn > 1 ? 1 : drawn;
 }
 
+/* slope[1]: by the log-prob of the second mark */
 static objective_loss objective_prm(const objective_task *t, const objective_unit *u) {
     double p = objective_share(t, u);
     int right = (u->value[0] >= u->other) == (p >= 0.5);
@@ -289,8 +289,8 @@ static void objective_token_columns(const objective_task *t, const objective_uni
     for (int c = 0; c < OBJECTIVE_COLUMNS; c++) columns[c] = l.columns[c] * weight;
 }
 
-/* sums (documents, 3): log-prob or score, the reference's, tokens. Columns and slopes of
-   those units that are here. */
+/* sums (documents, 3): log-prob or score, the reference's, tokens. Fills columns and slopes of
+   the units in this micro-batch. */
 static void objective_documents(const objective_task *t, const double *sums, double kl,
                                 double *columns, double *slope) {
     int64_t whole = objective_whole(t->kind);
@@ -323,7 +323,7 @@ typedef struct objective_micro {
     seqpar_llama_choices marks;
 } objective_micro;
 
-/* A policy learns, so its attention drops what the config says; its reference does not. */
+/* Dropout is only in the policy's pass, not in the reference's or the teacher's. */
 static seqpar_llama_batch_desc objective_run_of(const objective_task *t,
                                                 const objective_way *way, int learns) {
     return (seqpar_llama_batch_desc){
@@ -365,6 +365,8 @@ static void objective_read_marks(objective_rank *r, objective_micro *m) {
     free(both);
 }
 
+/* The policy's pass and values, then the reference's log-probs. With adapters the reference is
+   the policy itself, its adapters taken off for that pass. */
 static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
     seqpar_llama_batch_desc run = objective_run_of(t, r->job->way, 1);
@@ -448,7 +450,7 @@ static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
     return status;
 }
 
-/* Sums over the ranks that share these rows. */
+/* Each document's sums of values, reference values and counted tokens, over the ranks of sp. */
 static seqpar_status objective_sums(objective_rank *r, objective_micro *m, double *sums) {
     const objective_task *t = r->job->task;
     double *terms = calloc((size_t)(3 * m->b.tokens + 1), sizeof *terms);
@@ -519,7 +521,7 @@ static seqpar_status objective_keep_logits(objective_rank *r, const objective_mi
     return status;
 }
 
-/* One number for every token with a target; NULL: 0. */
+/* A seed array with `value` at every token that has a target; *to stays NULL if value is 0. */
 static seqpar_status objective_term(objective_rank *r, const objective_micro *m, double value,
                                     seqpar_buffer *seed, const void **to) {
     int64_t n = m->b.tokens, bytes = n * seqpar_dtype_bytes(r->ctx->device->accumulator);
@@ -623,7 +625,7 @@ static seqpar_llama *objective_learner(objective_rank *r) {
 static seqpar_status objective_step(objective_rank *r, double *gradient, double *state,
                                     double *params) {
     const objective_task *t = r->job->task;
-    /* of mismatched pairs, which are data here */
+    /* kl: KTO's over mismatched pairs, given here instead of computed */
     double means[OBJECTIVE_COLUMNS] = {0}, kl = t->same_reference ? 0.0 : 0.15;
     seqpar_status status = seqpar_step_begin(r->ctx, &r->optim, t->batch.row, t->batch.rows,
                                              r->job->way->layout, r->job->way->accumulation);
@@ -645,7 +647,7 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
     return SEQPAR_OK;
 }
 
-/* What is read of a model in four bits becomes the policy's. */
+/* Rounds the policy's parameters to four bits, by way of a model that has them so. */
 static seqpar_status objective_round(objective_rank *r) {
     seqpar_llama_config config = r->job->task->config;
     seqpar_llama coded;
@@ -663,7 +665,7 @@ static seqpar_status objective_round(objective_rank *r) {
     return status;
 }
 
-/* values: its parameters */
+/* Initializes the reference; values: gets its parameters. */
 static seqpar_status objective_reference(objective_rank *r, double *values) {
     const objective_task *t = r->job->task;
     seqpar_status status = seqpar_llama_init(r->ctx, &r->reference,
@@ -673,6 +675,8 @@ static seqpar_status objective_reference(objective_rank *r, double *values) {
     return status ? status : params_read(r->ctx, &r->reference, values);
 }
 
+/* One rank's whole run. `gradient` holds three arrays: gradient, state (3), parameters. Ranks
+   other than 0 need them, too, since reads are collective. */
 static seqpar_status objective_main(seqpar_comm *world, void *user) {
     const objective_job *job = user;
     const objective_task *t = job->task;
@@ -730,8 +734,8 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* The mark of a place, where there is one: the first token of a document may have it, and a
-   document may have none. */
+/* A mark at every fifth token, from one that depends on the document: its first token may have
+   one, and a short document none. */
 static void objective_marks_set(int32_t *targets, int64_t document, int64_t tokens) {
     for (int64_t k = 0; k < tokens; k++)
         targets[k] = (k + document) % 5 ? SEQPAR_IGNORE : objective_marks.ids[0];

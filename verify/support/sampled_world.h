@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* sampled_world.h - texts that one rank samples, and what training on any ranks, packed anyhow,
-   has for the log-prob of each of their tokens. */
+/* sampled_world.h - samples texts on one rank and compares each token's log-prob with that of a
+   training pass over the texts, on any ranks and in any packing. */
 #ifndef SAMPLED_WORLD_H
 #define SAMPLED_WORLD_H
 #include <math.h>
@@ -26,8 +26,8 @@ typedef struct world {
     _Atomic int64_t found; /* log-probs that training has */
 } world;
 
-/* Weights three times as far apart as init's, so that texts are not all alike; biases are not 0,
-   nor is an adapter's B. */
+/* Weights are 3 times init's, so that texts differ. Gains, biases and adapters move away from
+   their initial values, so that no bias and no adapter's B is 0. */
 static void spread_weights(seqpar_ctx *ctx, seqpar_llama *m) {
     seqpar_llama_init(ctx, m, 11);
     for (int64_t i = 0; i < m->tensor_count; i++)
@@ -170,8 +170,8 @@ static seqpar_status train_rank(seqpar_comm *comm, void *user) {
     return status;
 }
 
-/* What sampling and training have: how many log-probs, of how many the bits differ, how many
-   training has not, and the largest distance. */
+/* Log-probs of sampling against training's: how many there are, how many differ in bits, how
+   many training lacks, and the largest difference. */
 typedef struct comparison {
     int64_t all, differ, missing;
     double worst;

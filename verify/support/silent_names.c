@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* To be preloaded: a name server that is silent when it is asked for silent.host, and knows
-   nobody called unknown.host. */
+/* A library to preload: getaddrinfo hangs for silent.host, as with a name server that does not
+   answer, and fails for unknown.host. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>

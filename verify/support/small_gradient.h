@@ -16,7 +16,7 @@ typedef struct small_step {
     double gradient[SMALL_WIDTH];
 } small_step;
 
-/* Token t's part of element e: of magnitudes so unlike that the order of a sum shows. */
+/* Token t's term of element e. Magnitudes differ so much that another order of sums shows. */
 static float small_value(int64_t t, int64_t e) {
     double x = seqpar_random_normal(11, 0, (uint64_t)(t * SMALL_WIDTH + e));
     return (float)(x * pow(2, (double)((t * 5 + e * 3) % 13)));
@@ -111,8 +111,8 @@ static seqpar_status small_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* That on so many ranks and micro-batches the step has the bits of `one`; a layout that cuts cells
-   is to be near. */
+/* Expects that the step on its ranks and micro-batches has the bits of `one`. The layout
+   stripe, which cuts cells, must only be near: *worst is its largest error. */
 static void small_try(small_step *s, const small_step *one, double *worst) {
     seqpar_error error = {0};
     seqpar_status status = seqpar_run_threads(s->sp * s->dp, small_main, s, &error);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Blocks, tiles, rings and staging buffers at their smallest, for a build of its own (-include):
-   there every loop over blocks has a second one, at the sizes of the suites. No format, no
-   number of ranks and no grid is changed by them; where bits hang on one (attention's tiles, a
-   vocabulary's blocks), all ranks have the same. Behind each is its default, which the
-   headers' must be. Where less than the number here is legal, too, it would take minutes.
-   verify/support/constants.awk is red for a number of the headers that neither is here nor stays for a
-   reason, by its name (a regular expression) or, where it has none, by file:number.
+/* Smallest sizes of blocks, tiles, ring buffers and staging buffers, for a separate build
+   (-include): there every loop over blocks runs more than once, even at the suites' sizes. They
+   change no format, no number of ranks and no grid. Some change bits (attention's tiles, the
+   vocabulary's blocks), but on all ranks alike. The comment behind each size is its default,
+   which the header must have. If a smaller size is legal, too, it would take minutes.
+   verify/support/constants.awk fails for a number of the headers that is neither defined here
+   nor in this list of numbers that stay, with reasons: by name (a regular expression) or, for
+   a number without a name, as file:number.
 
-   Limits that refuse inputs; a build may set the guarded ones, the suites' own inputs would be
-   refused:
+   Limits that refuse inputs. A build may set those with an #ifndef, but smaller ones would
+   refuse the suites' own inputs:
    SEQPAR_MAX_(TOKENS|WIDTH|VOCAB|LAYERS|DOCUMENTS|PARTS|RANKS|CHOICES)  sizes whose products stay below 2^63
    SEQPAR_SAFETENSORS_MAX_(DIMS|HEADER)                  what a file may have
    DEMO_(CONFIG_BYTES|INDEX_BYTES|INDEX_TENSORS|MOST_TEXTS|ANSWER_LIMIT|MOST)  files, options and answers

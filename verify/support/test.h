@@ -33,7 +33,7 @@ __attribute__((unused)) static void test_begin(int argc, char **argv) {
 #ifdef TEST_FAULTS
     if (getenv("SEQPAR_FAULT")) seqpar__fault = atoi(getenv("SEQPAR_FAULT"));
 #endif
-    setvbuf(stdout, NULL, _IOLBF, 0); /* whoever is killed has said how far he came */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a killed suite has printed the tests that it ended */
     printf("# %s --seed %llu\n", test_program, (unsigned long long)test_seed);
 }
 
@@ -131,9 +131,9 @@ static void test_look_for_hang(int number) {
     errno = before;
 }
 
-/* Ends the process by SIGALRM when, for so many seconds, it did not compute and was not kept
-   from it; or when it has computed for as long on all cores. On a slow or busy machine, which
-   is no failure, it goes on. 0: no limit any more. */
+/* Ends the process by SIGALRM if, for so many seconds, it used no CPU time and was not
+   preempted, or if it has used as much CPU time as all cores have in that time. A slow or busy
+   machine is no failure, so wall time alone does not count. 0: no limit. */
 __attribute__((unused)) static void test_limit(unsigned seconds) {
     struct sigaction look = {.sa_handler = test_look_for_hang, .sa_flags = SA_RESTART};
     struct rusage u;
@@ -153,7 +153,7 @@ __attribute__((unused, format(printf, 2, 3))) static int test_expect(int conditi
     va_start(args, format);
     vsnprintf(test_why, sizeof test_why, format, args);
     va_end(args);
-    /* the text of an error that is not there */
+    /* the message was an error's text, and there was no error */
     if (!test_why[0])
         snprintf(test_why, sizeof test_why, "something that should fail does not");
     return 0;

@@ -19,8 +19,8 @@ typedef struct transport_maker {
     /* as seqpar_run_threads */
     seqpar_status (*run)(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error);
     int processes; /* a rank can be killed alone */
-    /* ranks there can be, as there are GPUs: what needs more is left out, and repeats, which
-       take their time; 0: any number */
+    /* the most ranks, such as the number of GPUs: leaves out tests of more ranks, and repeats,
+       which take long; 0: any number */
     int64_t most;
     /* sets how long a wait may last until the transport calls it a hang, 0: its default; NULL:
        it has no such limit, or finds a deadlock without one */
@@ -84,7 +84,7 @@ static int64_t ledger_read(void) {
 /* ---- the bell: one rank tells another something outside the transport under test ---- */
 
 static int bell[2] = {-1, -1};
-static void bell_open(void) { /* silent: a rank that failed early has not heard its own */
+static void bell_open(void) { /* a failed run may have left rings in the pipe */
     struct pollfd on;
     char ring;
     if (bell[0] < 0 && pipe(bell)) abort();
@@ -212,8 +212,8 @@ static void mail_write(mail *m, const post *p, int64_t group, int64_t rank, int6
     m->group = (seqpar_group){"mail", group, m->sends, n, m->recvs, n};
 }
 
-/* Reads and throws away; returns how many bits are not as they were sent, of message
-   `*worst` (from 1) at last. */
+/* Checks and frees all messages; returns how many bits are wrong. *worst: number, from 1, of
+   the last wrong message. */
 static int64_t mail_read(mail *m, const post *p, int64_t group, int64_t rank, int64_t size,
                          int64_t *worst) {
     int64_t n, bits, total = 0;
@@ -320,8 +320,8 @@ static seqpar_status rank_flood(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* The same round the ring, in two groups: sends are begun first, and waited for last or
-   first. */
+/* LARGE to the next rank, sends and receives in groups of their own. Sends are begun first, and
+   waited for first in one round, last in the other. */
 static seqpar_status rank_one_way(seqpar_comm *world, void *user) {
     int64_t me = world->rank, next = (me + 1) % world->size;
     int64_t last = (me + world->size - 1) % world->size, round;
@@ -425,7 +425,7 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Nobody leaves before the last has entered; everybody is the last once. */
+/* No rank leaves the barrier before the last one enters; every rank is late in two rounds. */
 static seqpar_status rank_enters(seqpar_comm *world, void *user) {
     int64_t round, entered, left;
     (void)user;
@@ -507,8 +507,8 @@ static seqpar_status rank_uneven(seqpar_comm *world, void *user) {
     return seqpar_comm_barrier(world);
 }
 
-/* Two comms of the same ranks are two comms: begun in one order on one rank and in another
-   on the other. */
+/* Two comms of the same ranks do not mix their messages, although odd ranks begin them in the
+   other order. */
 static seqpar_status rank_twins(seqpar_comm *world, void *user) {
     int64_t i, me = world->rank, next = (me + 1) % world->size;
     int64_t last = (me + world->size - 1) % world->size, out[2], in[2] = {-1, -1};
@@ -533,8 +533,8 @@ static seqpar_status rank_twins(seqpar_comm *world, void *user) {
 
 /* ---- memory of a device ---- */
 
-/* Device memory is one arena. What lies in it is stored in a code that depends on the place,
-   and only copy_coded knows it: whoever moves these bytes by memcpy moves nonsense. */
+/* Device memory is one arena. Its bytes are XORed with a code of their address, and only
+   copy_coded decodes them: a transport that uses memcpy delivers wrong bytes. */
 enum { ARENA = 3 << 20 };
 static unsigned char arena[RANKS][ARENA];
 
@@ -633,13 +633,13 @@ typedef struct failure {
     int64_t ranks;
     seqpar_rank_fn fn;
     seqpar_status status;
-    int64_t rank;         /* who is named as the one it happened on; -1: not asked */
-    const char *words[6]; /* in the sentence of the world */
-    seqpar_status peers;  /* what the others return; 0: not asked */
-    const char *echo;     /* in the sentence of the others */
+    int64_t rank;         /* the rank that the world's error names; -1: not compared */
+    const char *words[6]; /* parts of the world's sentence */
+    seqpar_status peers;  /* what the other ranks return; 0: not compared */
+    const char *echo;     /* part of the other ranks' sentence */
 } failure;
 
-static const failure *failing; /* the one at hand */
+static const failure *failing; /* the case that runs */
 
 /* Runs what a rank does, and compares what the transport tells the ranks that are not at
    fault. */
@@ -655,7 +655,7 @@ static seqpar_status rank_observed(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* How a world ends. A table entry without a status asks only that it does not end well. */
+/* Runs a case and compares how the world ends. Status 0 in the table: any error will do. */
 static void expect_failure(const transport_maker *maker, const failure *f) {
     seqpar_error error;
     seqpar_status status;
@@ -672,8 +672,8 @@ static void expect_failure(const transport_maker *maker, const failure *f) {
     test_end("%s_%s", maker->name, f->name);
 }
 
-/* All of a table, and then over and over: an abort may come at any moment, so only the ends
-   of the repeats are compared. */
+/* Runs all cases of a table, then repeats them. An abort may come at any moment, so of repeats
+   only the final status is compared. */
 static void expect_failures(const transport_maker *maker, const failure *table, int64_t count,
                             int64_t repeats) {
     seqpar_error error;
@@ -777,8 +777,8 @@ static seqpar_status rank_leaves_early(seqpar_comm *world, void *user) {
     return world->rank == 0 ? SEQPAR_OK : seqpar_comm_barrier(world);
 }
 
-/* Rank 1 has large messages under way when it gives up: the text must overtake or follow
-   them, and its own wait return. */
+/* Rank 1 aborts with large messages in flight: its text must reach the others all the same, and
+   its own wait must return. */
 static seqpar_status rank_aborts_busy(seqpar_comm *world, void *user) {
     seqpar_transfer sends[RANKS];
     seqpar_group group = {"never asked for", 0, sends, 0, NULL, 0};
@@ -802,7 +802,7 @@ static seqpar_status rank_aborts_busy(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* Nobody hears of an abort in the middle of computing; the next wait says it, on any comm. */
+/* Rank 1 aborts on its own part; the next wait of the others, on another part, returns it. */
 static seqpar_status rank_aborts_a_part(seqpar_comm *world, void *user) {
     seqpar_comm *sub;
     seqpar_status status;

@@ -996,17 +996,43 @@ static inline int attention_is_elsewhere(const attention *a, int t) {
            attention_times(&a->fits.right[t], &a->limits[0], t) <= 1;
 }
 
-/* Which rows of a tensor are off: what they have in common. */
-static inline void attention_say_where(attention *a, int t) {
+/* (rows) 1 where a row of the tensor is off; the caller frees it. NULL: no memory. */
+static inline unsigned char *attention_off(const attention *a, int t) {
     const attend *p = &a->whole;
     int64_t n = attend_width(p, t), rows = attend_rows(p, t);
     unsigned char *off = (unsigned char *)calloc((size_t)rows + 1, 1);
-    char text[240];
     for (int64_t i = 0; off && i < rows; i++) {
         double size,
             distance = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n, &size);
         off[i] = !(sqrt(distance) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
     }
+    return off;
+}
+
+/* Keeps which tokens have wrong rows, for the pictures of a report. Without memory there are
+   none. */
+static inline void attention_mark(attention *a, int t) {
+    const attend *p = &a->whole;
+    const attend_side *side = t >= ATTEND_DK ? &p->key : &p->query;
+    int64_t heads = t >= ATTEND_DK ? p->kv_heads : p->heads, of_row = a->dp;
+    dump *d = a->d;
+    unsigned char *off = attention_off(a, t), **of;
+    of_row = of_row * d->accumulation + a->micro;
+    if (!d->attention_off)
+        d->attention_off = (unsigned char **)calloc(
+            (size_t)(d->world / d->sp * d->accumulation), sizeof *d->attention_off);
+    of = d->attention_off ? &d->attention_off[of_row] : NULL;
+    if (of && !*of) *of = (unsigned char *)calloc((size_t)a->row->tokens + 1, 1);
+    for (int64_t i = 0; off && of && *of && i < side->count * heads; i++)
+        if (off[i]) (*of)[side->token[i / heads]] |= (unsigned char)(1 << t);
+    free(off);
+}
+
+/* Which rows of a tensor are off: what they have in common. */
+static inline void attention_say_where(attention *a, int t) {
+    const attend *p = &a->whole;
+    unsigned char *off = attention_off(a, t);
+    char text[240];
     if (off && attend_where(p, t, off, text, sizeof text))
         verdict_say(a->v, "of %s %s", attention_name(t), text);
     free(off);
@@ -1121,7 +1147,9 @@ static inline int attention_compare(attention *a) {
         a->distance[t] = attend_measure(&a->whole, t, a->whole.got[t], a->right.right.x[t],
                                         a->right.right.scale[t], 0);
         attention_find_coarse(a, t);
-        if (attention_is_wrong(a, t)) a->v->kind = VERDICT_MARGINAL;
+        if (!attention_is_wrong(a, t)) continue;
+        a->v->kind = VERDICT_MARGINAL;
+        attention_mark(a, t);
     }
     if ((vacuous = attention_is_vacuous(a, &exchanges)) < 0) return -1;
     if (attention_is_zero(a->whole.in[ATTEND_DOUT],

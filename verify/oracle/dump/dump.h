@@ -142,6 +142,9 @@ typedef struct dump {
     double widened; /* relative tolerance of the loss, beside its derived limit; 0: none */
     double divisor; /* the number by which ranks divide their own loss sums, relative to the
                        step's count of supervised tokens; 0: not known */
+    /* (rows) of (tokens): for pictures, bit t is set where attention's tensor t has a wrong row;
+       NULL: none was judged wrong */
+    unsigned char **attention_off;
     seqpar_error error;
 } dump;
 
@@ -174,6 +177,9 @@ typedef struct dump_row {
 static inline void dump_close(dump *d) {
     for (int64_t r = 0; d->ranks && r < d->world; r++)
         seqpar_safetensors_close(d->ranks[r].file);
+    for (int64_t i = 0; d->attention_off && i < d->world / d->sp * d->accumulation; i++)
+        free(d->attention_off[i]);
+    free(d->attention_off);
     free(d->ranks);
 }
 

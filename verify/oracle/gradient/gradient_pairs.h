@@ -31,17 +31,30 @@ typedef struct gradient_check {
 typedef struct details {
     gradient_pair *each; /* (n) */
     int64_t n;
-    double limit;      /* of the gradients' distance */
-    double **logp;     /* (rows) right log-probs by token; NULL: none */
-    int64_t rows;      /* in the order of replicas, then micro-batches */
-    double logp_limit; /* relative, of all log-probs together */
+    double limit;                  /* of the gradients' distance */
+    double **logp;                 /* (rows) right log-probs by token; NULL: none */
+    int64_t rows;                  /* in the order of replicas, then micro-batches */
+    double logp_limit;             /* relative, of all log-probs together */
+    unsigned char **attention_off; /* (attention_rows) as in dump.h */
+    int64_t attention_rows;
 } details;
 
 static inline void details_free(details *more) {
     for (int64_t i = 0; more->logp && i < more->rows; i++) free(more->logp[i]);
     free(more->logp);
+    for (int64_t i = 0; more->attention_off && i < more->attention_rows; i++)
+        free(more->attention_off[i]);
+    free(more->attention_off);
     free(more->each);
     *more = (details){.n = 0};
+}
+
+/* Takes attention's wrong rows from the dump. */
+static inline void details_take_attention(details *more, dump *d) {
+    if (!more || !d->attention_off) return;
+    more->attention_off = d->attention_off;
+    more->attention_rows = d->world / d->sp * d->accumulation;
+    d->attention_off = NULL;
 }
 
 /* more NULL: nothing is kept. 0, or -1 with d->error. */

@@ -192,6 +192,7 @@ static inline void put_head(FILE *out, const report *r) {
 static inline int html_put(FILE *out, const report *r, seqpar_error *error) {
     dump d;
     int status = dump_open(&d, r->folder);
+    d.attention_off = r->more ? r->more->attention_off : NULL; /* lent */
     put_head(out, r);
     put_badge(out, r);
     put_summary(out, r);
@@ -202,6 +203,7 @@ static inline int html_put(FILE *out, const report *r, seqpar_error *error) {
     put_gradients(out, r);
     fprintf(out, "</main></body></html>\n");
     if (status) *error = d.error;
+    d.attention_off = NULL;
     dump_close(&d);
     return status;
 }

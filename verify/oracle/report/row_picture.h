@@ -41,6 +41,23 @@ static inline int64_t mark_twice(const strips *s, int64_t t) {
 }
 static inline int64_t mark_nobody(const strips *s, int64_t t) { return s->row->rank[t] < 0; }
 
+static inline int64_t mark_attention(const strips *s, int64_t t, int tensor) {
+    unsigned char *const *of = s->d->attention_off;
+    return of && of[s->number] ? of[s->number][t] >> tensor & 1 : 0;
+}
+static inline int64_t mark_out(const strips *s, int64_t t) {
+    return mark_attention(s, t, ATTEND_OUT) || mark_attention(s, t, ATTEND_LSE);
+}
+static inline int64_t mark_dq(const strips *s, int64_t t) {
+    return mark_attention(s, t, ATTEND_DQ);
+}
+static inline int64_t mark_dk(const strips *s, int64_t t) {
+    return mark_attention(s, t, ATTEND_DK);
+}
+static inline int64_t mark_dv(const strips *s, int64_t t) {
+    return mark_attention(s, t, ATTEND_DV);
+}
+
 static const struct mark {
     const char *label, *what;
     int stage;
@@ -50,7 +67,11 @@ static const struct mark {
     {"twice", "held once more", PLACES, mark_twice},
     {"position", "position differs", POSITIONS, mark_position},
     {"label", "label differs", LABELS, mark_label},
-    {"cut, no label", "no label at a cut, though its neighbours have one", LABELS, mark_gap}};
+    {"cut, no label", "no label at a cut, though its neighbours have one", LABELS, mark_gap},
+    {"out, lse", "attention's out or lse differs at a query", ATTENTION, mark_out},
+    {"dq", "dq differs at a query", ATTENTION, mark_dq},
+    {"dk", "dk differs at a key", ATTENTION, mark_dk},
+    {"dv", "dv differs at a key", ATTENTION, mark_dv}};
 enum { MARKS = sizeof marks / sizeof *marks };
 
 /* Marks of a stage that passed are not drawn: mark_gap also finds a masked token that lies at
