@@ -212,9 +212,12 @@
 
    TO ADD
        a layout       a line of SEQPAR_LAYOUTS (>>api), and seqpar__deal_X in >>split unless its
-                      pieces are dealt like those of another layout. Add its map to
-                      verify/tests/test_split.c, which fails without one. Names, the other tests,
-                      demos, verify_sp's and the trainers' --layout read the table.
+                      pieces are dealt like those of another layout. Add its map to table_owner,
+                      slow_rank and expect_edges of verify/tests/test_split.c, to deal_rank in
+                      verify/support/deal.h and to write_holder in verify/oracle/dump/write.h:
+                      each fails without one. make check SUITES="split refusals dump dump_run
+                      oracle oracle_manual oracle_refused" names the sentences that list layouts.
+                      All else reads the table.
        a schedule     a line of SEQPAR_SCHEDULES (>>calls) and seqpar__plan_X in >>plan, which
                       writes the list of a rank's operations. verify/tests/test_plan.c simulates it
                       for all ranks.

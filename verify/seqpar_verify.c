@@ -61,12 +61,11 @@ static run_desc running = {.layout = "zigzag"};
 static int as_json, as_markdown, as_gallery, strict;
 static int64_t level = 1, quiz_number;
 
-static const char *const layouts[] = {"contiguous", "zigzag", "zigzag-doc", "stripe", NULL};
 static const char *const objectives[] = {"sft", "dpo", NULL};
 static const char *const levels[] = {"1", "2", NULL}, *const shells[] = {"bash", "zsh", NULL};
 /* Filled by main. */
 static const char *mistake_names[MISTAKES + 1], *operation_names[OPERATIONS + 1];
-static const char *stage_words[STAGES + 1];
+static const char *stage_words[STAGES + 1], *layouts[SEQPAR_LAYOUT_COUNT + 1];
 
 static option options[] = {
     {"law", "got", "X", OPTION_NUMBER, &numbers.got,
@@ -139,8 +138,8 @@ static option options[] = {
     {"run", "unmasked", "", OPTION_FLAG, &running.unmasked,
      "labels: of all tokens, whatever was masked", 0},
     {"run", "sp", "P", OPTION_SIZE, &running.sp, "split: ranks that share a sequence", 0},
-    {"run", "layout", "NAME", OPTION_TEXT, &running.layout,
-     "split: contiguous, zigzag, zigzag-doc or stripe (zigzag)", 0, layouts},
+    {"run", "layout", "NAME", OPTION_WORD, &running.layout, "split: who holds what (zigzag)", 0,
+     layouts},
     {"run", "model", "FOLDER", OPTION_TEXT, &running.model,
      "step: a Llama-type model in Hugging Face's form", 0},
     {"test", "level", "N", OPTION_SIZE, &level,
@@ -952,6 +951,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < MISTAKES; i++) mistake_names[i] = mistakes[i].name;
     for (int i = 0; i < OPERATIONS; i++) operation_names[i] = operations[i].name;
     for (int i = 0; i < STAGES; i++) stage_words[i] = stage_names[i].name;
+    for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++) layouts[i] = seqpar_layout_name(i);
     if (argc < 2) {
         print_help(-1);
         return VERDICT_USAGE;

@@ -4,6 +4,8 @@
    inside documents, as seqpar.h's do in long documents. */
 #ifndef DEAL_H
 #define DEAL_H
+#include <stdio.h>
+#include <stdlib.h>
 #include "seqpar.h"
 
 /* The slot of token t of n: the last of `slots` that begins at t or before, at
@@ -19,6 +21,11 @@ static inline int64_t deal_rank(int layout, int64_t sp, int64_t n, const int64_t
     int64_t d = 0, begin = 0, end = n, slot;
     if (layout == SEQPAR_LAYOUT_STRIPE) return t % sp;
     if (layout == SEQPAR_LAYOUT_CONTIGUOUS) return deal_slot(t, n, sp);
+    if (layout != SEQPAR_LAYOUT_ZIGZAG && layout != SEQPAR_LAYOUT_ZIGZAG_DOC) {
+        fprintf(stderr, "error: layout %s has no map in support/deal.h\n",
+                seqpar_layout_name(layout));
+        exit(1);
+    }
     while (d < docs && cu_seqlens[d + 1] <= t) d++;
     if (layout == SEQPAR_LAYOUT_ZIGZAG_DOC) begin = cu_seqlens[d];
     if (layout == SEQPAR_LAYOUT_ZIGZAG_DOC && d < docs) end = cu_seqlens[d + 1];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* Layouts from the library's table. Tests choose layouts by these functions, so a new layout
-   needs only its line in the table and its map in verify/tests/test_split.c. */
+   needs its line in the table and its maps: seqpar.h, TO ADD. */
 #ifndef LAYOUTS_H
 #define LAYOUTS_H
 #include "seqpar.h"

@@ -1280,7 +1280,7 @@ static void test_usage(void) {
             "positions " IN TO " --unmasked");
     refuses("dtype", 2, "--dtype is of what is computed; give float32 or float64",
             "loss " IN TO " --dtype float16");
-    refuses("layout", 2, "run split: no layout is called 'zigzak'; give contiguous, zigzag",
+    refuses("layout", 2, "--layout is 'zigzak'; give contiguous, zigzag",
             "split " IN TO " --sp 2 --layout zigzak");
     refuses("sp_zero", 2, "--sp is '0'; give a whole number", "split " IN TO " --sp 0");
     refuses("sp_of_tokens", 2, "run split: --sp is 900, and the longest row of index has",

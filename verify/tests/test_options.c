@@ -1332,6 +1332,25 @@ static void test_names_known(void) {
     test_end("options_names_known");
 }
 
+/* A resumed run says nothing of other options that change no number. It tells those that change
+   roundings. */
+static void test_free_options(void) {
+    static const char told[] = "cublas,relaxed_attention,recompute_old_logp";
+    char names[sizeof demo_free_options];
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
+        const demo_known *o = &demo_known_options[i];
+        if (strcmp(o->role, "real") || !strcmp(o->kind, "string") ||
+            !strcmp(o->tools, "generate") || !demo_list_has("shown,files,speed", o->there))
+            continue;
+        test_expect(demo_list_has(demo_free_options, o->name) != demo_list_has(told, o->name),
+                    "--%s changes no number: does demo_free_options have it?", o->name);
+    }
+    snprintf(names, sizeof names, "%s", demo_free_options);
+    for (char *name = strtok(names, ","); name; name = strtok(NULL, ","))
+        test_expect(demo_known_find(name) != NULL, "no option is called %s", name);
+    test_end("options_free");
+}
+
 /* Words as a shell reads them back. */
 static void test_shell_words(void) {
     static const char *const cases[][2] = {
@@ -1574,6 +1593,7 @@ int main(int argc, char **argv) {
     TEST(test_recipes());
     TEST(test_sizes_named());
     TEST(test_names_known());
+    TEST(test_free_options());
     TEST(test_shell_words());
     TEST(test_evaluations_due());
     TEST(test_parts_shared());

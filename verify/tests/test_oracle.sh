@@ -163,7 +163,7 @@ if command -v python3 >/dev/null 2>&1; then
 else echo "skip oracle_json: no python3"; fi
 # ---- steps that are made here ----
 refuses oracle_gen_nothing "gen needs --out" gen
-refuses oracle_gen_layout "--layout is 'zigzak'; give contiguous, zigzag, zigzag-doc or stripe" gen --out $out/made --layout zigzak
+refuses oracle_gen_layout "--layout is 'zigzak'; give contiguous, zigzag, stripe or zigzag-doc" gen --out $out/made --layout zigzak
 refuses oracle_gen_objective "--objective is 'kto'; give sft or dpo" gen --out $out/made --objective kto
 refuses oracle_gen_mistake "no mistake is called 'over_spp'" gen --out $out/made --mistake over_spp
 refuses oracle_gen_mistake_of_another "cannot be planted" gen --out $out/made --mistake kl_missing

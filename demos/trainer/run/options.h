@@ -49,7 +49,12 @@
  *
  * there: what it changes in the program that it comes from: weights, text, metrics, files,
  * speed, shown (what is printed), vision (only models with a vision tower) or always (what this
- * project always does). */
+ * project always does).
+ *
+ * A new option: a line of options.tsv, a field of demo_config with its binding in
+ * DEMO_SHARED_BINDINGS (config.h) or in those of one trainer (DEMO_SFT_BINDINGS in
+ * objective/sft.h). If a resumed run may change it without a notice: demo_free_options in run.h.
+ * If it changes weights: a test in test_absolute.c, or a line of absolute.tsv with the reason. */
 #define DEMO_WORD(name, text, ...) text ","
 typedef struct {
     const char *name, *kind, *role, *tools, *source, *there, *note;

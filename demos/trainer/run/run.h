@@ -467,7 +467,7 @@ static const char demo_free_options[] =
     "colocate_actor_ref,colocate_critic_reward,colocate_all_models,vllm_num_engines,"
     "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run,"
     "finetuning_type,adapter,lora_target_linear,save_merged,"
-    "print_prepare";
+    "print_prepare,saves_per_epoch,sequence_parallel_ring_degree,teacher_offload";
 /* Options that must be the same. Otherwise the saved state would not fit, or the steps to come
    would have another loss. */
 static const char demo_fixed_options[] =

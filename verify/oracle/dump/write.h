@@ -60,12 +60,17 @@ static inline void write_document(const dump_row *row, int64_t t, int64_t *begin
 
 /* The member of the sequence's ranks that holds token t, as frameworks split a row. All layouts
    but stripe cut it, or each document, into slots whose lengths differ by at most one token; in
-   a zigzag, member p has slots p and 2 sp - 1 - p. */
+   a zigzag, member p has slots p and 2 sp - 1 - p. -1: the layout has no map here. */
 static inline int64_t write_holder(const dump_row *row, int64_t t, int64_t sp, int layout) {
     int64_t begin = 0, end = row->tokens;
     int64_t slots = layout == SEQPAR_LAYOUT_CONTIGUOUS ? sp : 2 * sp;
-    if (layout == SEQPAR_LAYOUT_STRIPE) return t % sp;
-    if (layout == SEQPAR_LAYOUT_ZIGZAG_DOC) write_document(row, t, &begin, &end);
+    switch (layout) {
+    case SEQPAR_LAYOUT_STRIPE: return t % sp;
+    case SEQPAR_LAYOUT_CONTIGUOUS:
+    case SEQPAR_LAYOUT_ZIGZAG: break;
+    case SEQPAR_LAYOUT_ZIGZAG_DOC: write_document(row, t, &begin, &end); break;
+    default: return -1;
+    }
     int64_t slot = ((t - begin + 1) * slots - 1) / (end - begin);
     return slot < sp ? slot : 2 * sp - 1 - slot;
 }
@@ -86,7 +91,10 @@ static inline int write_deal(seqpar_error *error, dump_row *row, int64_t first, 
         before += count;
     }
     free(own);
-    return 0;
+    if (before == row->tokens) return 0;
+    seqpar_fail(error, SEQPAR_ERR_LAYOUT, "layout %s has no map in dump/write.h",
+                seqpar_layout_name(layout));
+    return -1;
 }
 
 /* How many of the row's tokens a rank holds; rank -1: all of them. */

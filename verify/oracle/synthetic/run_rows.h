@@ -414,17 +414,9 @@ static inline int run_check_sp(run *r) {
 static inline int run_split(run *r) {
     static const char *const prefixes[] = {"loss",   "norm", "grad.", "param.",
                                            "after.", "m.",   "v.",    NULL};
-    int layout = 0;
-    char text[120];
+    int layout = 0; /* the option accepts names of layouts alone */
     while (layout < SEQPAR_LAYOUT_COUNT && strcmp(seqpar_layout_name(layout), r->desc->layout))
         layout++;
-    if (layout == SEQPAR_LAYOUT_COUNT) {
-        snprintf(text, sizeof text,
-                 "no layout is called '%.40s'; give contiguous, zigzag, "
-                 "zigzag-doc or stripe",
-                 r->desc->layout);
-        return run_option(r, text);
-    }
     if (run_check_sp(r)) return -1;
     run_move(r, r->desc->sp, prefixes);
     return run_deal(r, layout);

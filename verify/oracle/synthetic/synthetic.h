@@ -534,9 +534,7 @@ static inline int made_facts(made *m, int *layout) {
     m->d.facts.objective = !strcmp(c->objective, "dpo") ? DUMP_DPO : DUMP_SFT;
     for (*layout = 0; *layout < SEQPAR_LAYOUT_COUNT; ++*layout)
         if (!strcmp(seqpar_layout_name(*layout), c->layout)) break;
-    if (*layout == SEQPAR_LAYOUT_COUNT)
-        seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION, "no layout is called '%.40s'", c->layout);
-    else if (strcmp(c->objective, "sft") && strcmp(c->objective, "dpo"))
+    if (strcmp(c->objective, "sft") && strcmp(c->objective, "dpo"))
         seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION, "--objective is '%.40s'; give sft or dpo",
                     c->objective);
     else if (c->docs > c->tokens || c->tokens > 4096 || m->d.world > 256 ||
