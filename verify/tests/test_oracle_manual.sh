@@ -59,6 +59,10 @@ said() {
 said >$out/said.txt
 if cmp -s $out/said.txt verify/tests/oracle_said.txt; then ok "manual_said ($(grep -c '^\$ ' $out/said.txt))"; else fail manual_said "$(diff verify/tests/oracle_said.txt $out/said.txt | sed -n 2,3p | tr '\n' ' '); what is meant goes into verify/tests/oracle_said.txt from $out/said.txt"; fi
 
+# ---- pages ----
+if $oracle list --markdown | cmp -s - verify/pages/MISTAKES.md; then ok manual_mistakes_page; else fail manual_mistakes_page "run make readme: verify/pages/MISTAKES.md is another"; fi
+if $oracle list --gallery --markdown | cmp -s - verify/pages/GALLERY.md; then ok manual_gallery_page; else fail manual_gallery_page "run make readme: verify/pages/GALLERY.md is another"; fi
+
 # ---- words of options ----
 for word in contiguous zigzag zigzag-doc stripe; do $oracle gen --out $out/layout_$word --sp 2 --layout $word >/dev/null 2>&1 || fail manual_words "layout $word is in the table and cannot be made"; done
 $oracle gen --help | grep -q 'contiguous, zigzag, stripe or zigzag-doc$' && ok manual_words || fail manual_words "help does not list layouts"

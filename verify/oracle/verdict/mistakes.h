@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* mistakes.h - what goes wrong in sequence parallelism, one entry a mistake: the source of
  * verdicts, of `seqpar-verify explain` and `list`, and of verify/pages/MISTAKES.md. After a
- * change of words: make readme lessons; make check SUITES="oracle_manual lessons oracle".
+ * change of words: make readme lessons; make check SUITES="oracle_manual lessons".
  * verify/tests/oracle_said.txt is copied from what oracle_manual names.
  *
  * In all formulas P is the number of ranks that share a sequence (sp), D that of data-parallel
