@@ -39,7 +39,7 @@ if [ -z "$odd" ]; then ok manual_roff; else fail manual_roff "$odd"; fi
 if command -v groff >/dev/null 2>&1; then
     groff -man -Tascii -ww -z $out/page.1 >$out/groff 2>&1; same manual_groff "$(cat $out/groff)" ""
     groff -man -Tascii $out/page.1 | sed -E 's/.\x08//g; s/\x1b\[[0-9;]*m//g' | tr -s ' \n' ' ' >$out/shown
-    grep -qF -- '--junit FILE JUnit' $out/shown && ok manual_shown || fail manual_shown "$(head -c 300 $out/shown)"
+    grep -qF -- '--junit FILE write the verdict' $out/shown && ok manual_shown || fail manual_shown "$(head -c 300 $out/shown)"
 else skip manual_groff "no groff"; fi
 if command -v mandoc >/dev/null 2>&1; then mandoc -T lint -W error $out/page.1 >$out/mandoc 2>&1 && ok manual_mandoc || fail manual_mandoc "$(head -n 2 $out/mandoc)"
 else skip manual_mandoc "no mandoc"; fi

@@ -29,7 +29,7 @@ static const struct {
                   {VERDICT_FILE, "file"},
                   {VERDICT_INSUFFICIENT, "insufficient"},
                   {VERDICT_MARGINAL, "marginal or close with --strict"},
-                  {VERDICT_VOID, "the reference and slow.h disagree"},
+                  {VERDICT_VOID, "two references of the oracle disagree"},
                   {VERDICT_SURVIVED, "a mutant survived"}};
 enum { EXIT_CODES = sizeof exit_codes / sizeof *exit_codes };
 
@@ -133,9 +133,9 @@ static inline void roff_pairs(const char *title, const char *name, const char *t
 /* Words that can be given instead of a verb. */
 static const struct {
     const char *name, *value, *help;
-} manual_words[] = {{"--help", "", "verbs, or a verb's options"},
-                    {"--man", "", "the manual page, in roff"},
-                    {"--completion", "SHELL", "a script for that shell: bash or zsh"}};
+} manual_words[] = {{"--help", "", "lists verbs, or the options of a verb"},
+                    {"--man", "", "prints the manual page, in roff"},
+                    {"--completion", "SHELL", "prints a script for bash or zsh"}};
 enum { MANUAL_WORDS = sizeof manual_words / sizeof *manual_words };
 
 /* Verbs, options and exit codes come from the tables of --help, so that the two cannot
