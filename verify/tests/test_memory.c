@@ -1157,6 +1157,7 @@ static seen in_a_child(const model_task *task, const model_way *way) {
         model_result unused = {0};
         int64_t r;
         mallopt(M_MMAP_THRESHOLD, 65536);
+        mallopt(M_PERTURB, 0); /* a pattern would touch memory that nobody uses */
         m.job = (model_job){task, way, &unused};
         if (way) s.status = seqpar_run_threads(way->dp * way->sp, memory_main, &m, NULL);
         for (r = 0; r < RANKS_MAX; r++) {
@@ -1287,6 +1288,7 @@ static int64_t saved_in_a_child(saved_run *run) {
         int64_t idle = high_water();
         seqpar_error error = {0};
         mallopt(M_MMAP_THRESHOLD, 65536);
+        mallopt(M_PERTURB, 0);
         if (run->ranks && seqpar_run_threads(run->ranks, saved_main, run, &error)) {
             fprintf(stderr, "%s\n", error.text);
             _exit(1);
