@@ -42,7 +42,7 @@ def convert(*words):
 def verdict(dump):
     said = subprocess.run([oracle, "ver", str(dump), "--want", str(dump.parent / "want"), "--json"],
                           stdout=subprocess.PIPE, text=True)
-    return said.returncode, said.stdout
+    return said.returncode, {**json.loads(said.stdout), "dump": None}  # folders differ
 
 
 def as_npz(got, to):
