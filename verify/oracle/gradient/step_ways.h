@@ -48,11 +48,14 @@ static const step_way step_ways[] = {
     {.name = "eps_inside_root", .eps_inside = 1},
     {.name = "steps_counted_by_micro_batches", .by_micro_batches = 1},
     {.name = NULL, .clip = CLIP_BY, .norm = norm_as_reported}};
-enum {
-    STEP_WAYS = sizeof step_ways / sizeof *step_ways,
-    WAY_REPORTED = STEP_WAYS - 1,
-    WAY_NO_DECAY = 14
-};
+enum { STEP_WAYS = sizeof step_ways / sizeof *step_ways, WAY_REPORTED = STEP_WAYS - 1 };
+
+/* The way of a missing decay. */
+static inline int way_no_decay(void) {
+    int way = 0;
+    while (step_ways[way].decay != DECAY_NONE) way++;
+    return way;
+}
 
 /* Can the way be computed without the ranks' local gradients and the parameters' names? */
 static inline int way_is_plain(const step_way *way) {
@@ -257,7 +260,7 @@ static inline void note_decay(step_check *c, const step_match *m, const char *pa
     size_t length = strlen(c->spared);
     if (m->away[0] <= limit) {
         c->whole++;
-    } else if (m->away[WAY_NO_DECAY] <= limit) {
+    } else if (m->away[way_no_decay()] <= limit) {
         c->lack++;
         if (!strstr(c->spared, parameter) && length + strlen(parameter) + 3 < sizeof c->spared)
             snprintf(c->spared + length, sizeof c->spared - length, "%s%s", length ? ", " : "",
