@@ -182,16 +182,15 @@ static int check_counts(void) {
     numbers.groups = counts.count;
     if (sums.count != counts.count) {
         fprintf(stderr,
-                "error: %lld sums and %lld counts; give one of each a rank or "
-                "micro-batch\n",
+                "error: --sums has %lld numbers and --counts has %lld; give one sum and one "
+                "count for each rank or micro-batch\n",
                 (long long)sums.count, (long long)counts.count);
         return VERDICT_USAGE;
     }
     for (int64_t i = 0; i < counts.count; i++)
         if (counts.values[i] < 0 || counts.values[i] != floor(counts.values[i])) {
             fprintf(stderr,
-                    "error: count %lld is %g; a count of tokens is whole and not below "
-                    "0\n",
+                    "error: --counts[%lld] is %g; give a whole number of tokens, 0 or more\n",
                     (long long)i, counts.values[i]);
             return VERDICT_USAGE;
         }
@@ -210,7 +209,9 @@ static int check_window(void) {
     if (!window) return 0;
     if (sscanf(window, "%lld/%lld%c", &m, &n, &rest) != 2 || m < 1 || n < 1 || m > 1000000 ||
         n > 1000000) {
-        fprintf(stderr, "error: --window is '%s'; give two whole numbers, as 3/4\n",
+        fprintf(stderr,
+                "error: --window is '%s'; give M/N, two whole numbers from 1 to "
+                "1000000, such as 3/4\n",
                 option_shown(window));
         return VERDICT_USAGE;
     }
@@ -225,7 +226,7 @@ static int check_reading(int parts) {
     if (are_norms && are_losses) return usage("--norm and --loss exclude each other; give one");
     if (parts && (are_norms || are_losses || window))
         return usage(
-            "--sums and --counts are of losses; leave out --norm, --loss and --window");
+            "law judges a loss by --sums and --counts; leave out --norm, --loss and --window");
     if (are_norms || are_losses) numbers.reads = are_norms ? LAW_NORM : LAW_LOSS;
     return check_window();
 }
@@ -469,8 +470,8 @@ static int check_report(const char *option_name, const char *path, const char *b
     if (path && is_safetensors(path)) {
         fprintf(
             stderr,
-            "error: --%s is %.300s, the name of a file of tensors, and a report there would "
-            "be taken for a part of a dump; give another name\n",
+            "error: --%s is %.300s, but a report that ends with .safetensors would be read as "
+            "a file of a dump; give another name\n",
             option_name, path);
         return VERDICT_USAGE;
     }
@@ -497,8 +498,10 @@ static int run_ver(void) {
     int status, required = wanted || model || strict ? stage_bit(GRADIENTS) : 0;
     if (!folder) return usage("ver needs the folder of a dump");
     if (wanted && model) return usage("give --want or --model, and not both");
-    if (adapter && !model) return usage("--adapter is of the model in --model; give both");
-    if (!(budget >= 0)) return usage("--budget is a time; give seconds from 0");
+    if (adapter && !model) return usage("--adapter needs --model, too; give both");
+    if (!(budget >= 0))
+        return usage("--budget is a time in seconds; give a number that is 0 "
+                     "or more");
     if (check_tolerance()) return VERDICT_USAGE;
     if (read_required(require, &required) || check_reports()) return VERDICT_USAGE;
     status = judge_and_say(&more, required);
@@ -547,7 +550,8 @@ static int gen_quiz(void) {
     for (size_t i = 0; i < sizeof decided / sizeof *decided; i++)
         if (given_to("gen", decided[i])) {
             fprintf(stderr,
-                    "error: --%s and --quiz: a quiz decides it; leave out one of them\n",
+                    "error: --%s cannot be given with --quiz, which sets it; leave out one of "
+                    "them\n",
                     decided[i]);
             return VERDICT_USAGE;
         }
@@ -600,7 +604,7 @@ static int check_run_options(const operation *o) {
         return usage(text);
     }
     if (!*first || given_to("run", first)) return 0;
-    snprintf(text, sizeof text, "run %s needs --%s; seqpar-verify run --help says of what",
+    snprintf(text, sizeof text, "run %s needs --%s; seqpar-verify run --help describes it",
              o->name, first);
     return usage(text);
 }
@@ -612,7 +616,8 @@ static const operation *find_operation(void) {
         fprintf(stderr, "error: run has no operation '%s'; ", option_shown(running.operation));
     else
         fprintf(stderr, "error: run needs an operation; ");
-    fprintf(stderr, "run OPERATION DUMP --out DIR, and seqpar-verify run --help has all\n");
+    fprintf(stderr, "give run OPERATION DUMP --out DIR; seqpar-verify run --help lists the "
+                    "operations\n");
     return NULL;
 }
 
@@ -620,7 +625,7 @@ static int check_run(const operation *o) {
     if (!running.in) return usage("run needs the folder of a dump behind the operation");
     if (!running.out) return usage("run needs --out, a folder to be made");
     if (running.dtype && strcmp(running.dtype, "float32") && strcmp(running.dtype, "float64"))
-        return usage("--dtype is of what is computed; give float32 or float64");
+        return usage("--dtype is the type of the computed tensors; give float32 or float64");
     return check_run_options(o);
 }
 
@@ -658,7 +663,9 @@ static int test_layout(int at) {
 static int run_test(void) {
     char *words[] = {(char *)"test", (char *)"--ring_attn_size", (char *)"2", (char *)"--json"};
     int wrong = 0;
-    if (level > 2) return usage("--level is 1, seconds, or 2, all layouts on 2 to 8 ranks");
+    if (level > 2)
+        return usage("--level is neither 1 nor 2; give 1 (zigzag on 2 ranks) or 2 "
+                     "(all layouts on 2 to 8 ranks)");
     if (level == 1) return seqpar_verify_test(as_json ? 4 : 3, words);
     if (!isatty(STDOUT_FILENO)) bar_begin("layouts", SEQPAR_LAYOUT_COUNT);
     for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++) {

@@ -864,7 +864,7 @@ static void test_files(void) {
         {"empty", "rm " FOLDER "/*", "no .safetensors file"},
         {"no_folder", "rm -r " FOLDER, "cannot be opened as a folder"},
         {"rank_twice", "cp " FOLDER "/rank1.safetensors " FOLDER "/again.safetensors",
-         "rank 1 of 3 is in another file, too"},
+         "metadata rank is 1 and world 3; another file has this rank"},
         {"cut_off", "truncate -s -1 " FOLDER "/rank2.safetensors", "rank2.safetensors"},
         {"no_metadata", "sed -i 's/seqpar_dump/seqpar_damp/' " FOLDER "/rank0.safetensors",
          "metadata seqpar_dump is 'missing'"},
@@ -872,7 +872,7 @@ static void test_files(void) {
          "sed -i 's/\"seqpar_dump\":\"1\"/\"seqpar_dump\":\"2\"/' " FOLDER "/rank0.safetensors",
          "seqpar_dump is '2', not '1'"},
         {"mixed_sp", "sed -i 's/\"sp\":\"3\"/\"sp\":\"1\"/' " FOLDER "/rank2.safetensors",
-         "metadata sp is another than in another file; dump one run at a time"},
+         "metadata sp differs from that of another file; keep only the files of one"},
         {"sp_text", "sed -i 's/\"sp\":\"3\"/\"sp\":\"x\"/' " FOLDER "/rank*.safetensors",
          "metadata sp is 'x'; write a whole number from 1"},
         {"sp_divides", "sed -i 's/\"sp\":\"3\"/\"sp\":\"2\"/' " FOLDER "/rank*.safetensors",
@@ -888,9 +888,9 @@ static void test_files(void) {
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
     static const char *const odd[][2] = {
         {"no_index", "0.index is on 2 of the 3 ranks"},
-        {"own_documents", "write where documents begin in the whole row, on every rank"},
-        {"name", "what is tensor 0.label?"},
-        {"micro_batch", "tensor 7.ids is of a micro-batch that metadata accumulation, 1"},
+        {"own_documents", "write the document boundaries of the whole row, the same on"},
+        {"name", "the name of tensor 0.label is unknown"},
+        {"micro_batch", "the micro-batch of tensor 7.ids is not below metadata"},
         {"rows", "rows; a micro-batch is one row"}};
     for (int i = 0; i < 5; i++) {
         s.odd = odd[i][0];
@@ -906,7 +906,7 @@ static void test_files(void) {
     cu_seqlens[1] = 55; /* and then 18 */
     write_scene(&s);
     cu_seqlens[1] = 17;
-    expect_refused("cu_seqlens_fall", "has 18 at 2; it begins with 0 and never falls");
+    expect_refused("cu_seqlens_fall", "has 18 at element 2; write offsets that begin with 0");
     cu_seqlens[DOCS] = (int64_t)1 << 40;
     write_scene(&s);
     cu_seqlens[DOCS] = TOKENS;

@@ -491,11 +491,11 @@ static void test_parts(void) {
 static void test_refused(void) {
     static const char *const odd[][2] = {
         {"lacks", "rank1.safetensors: tensor 0.k is missing, and another rank has it; write"},
-        {"heads", "tensor 0.dk is (20, 1, 14), and another rank's has 2 heads of 7; write all"},
+        {"heads", "tensor 0.dk is (20, 1, 14), and that of another rank has 2 heads with"},
         {"flat", "tensor 0.out is (20, 30); write (20, heads, head_dim), one row a token"},
         {"turned", "tensor 0.lse is (6, 20); write (20, heads), one row a token"},
         {"batch", "tensor 0.q is (20, 1, 6, 7); write (20, heads, head_dim), one row a token"},
-        {"dim", "tensor 0.dq has 42 heads, and q 6; write as many"},
+        {"dim", "tensor 0.dq has 42 heads, but q has 6; write both"},
         {"whole", "tensor \"0.v\""}};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         char sentence[256];

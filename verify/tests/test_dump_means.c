@@ -251,7 +251,7 @@ static void test_designs(const char *objective) {
     test_end("objectives_%s_nothing_counted", objective);
     make_by(objective, "constant");
     s.constant = 0;
-    expect_refused(NULL, "reduction is 'constant' and reduction_constant is 0; write what");
+    expect_refused(NULL, "reduction is 'constant' and reduction_constant is 0; write the");
     s.constant = 1;
     s.reduction = "tokens";
     expect_refused(NULL, "write token, sequence, constant, micro or replica");

@@ -950,8 +950,8 @@ static void test_adapters_refused(void) {
     expect_with("--adapter " LORA, 1, "wrong: unknown places", "log-probs wrong");
     write_adapters("0.1");
     expect_with("--adapter " LORA, 3, "error: ",
-                LORA "/adapter_config.json: \"lora_dropout\" is 0.1, and what a step dropped "
-                     "is not in its dump; train and judge it with 0");
+                LORA "/adapter_config.json: \"lora_dropout\" is 0.1, but a dump does not "
+                     "hold dropout masks; train and judge with dropout 0");
     write_adapters("0.0, \"use_dora\": true");
     expect_with("--adapter " LORA, 3, "error: ", "use_dora is set, and is not done here");
     expect_with("--adapter " MODEL, 3, "error: ", MODEL "/adapter_config.json cannot be read");
@@ -963,8 +963,8 @@ static void test_adapters_refused(void) {
         char said[200] = "";
         if (f) said[fread(said, 1, sizeof said - 1, f)] = 0;
         if (f) fclose(f);
-        test_expect(!strcmp(said, "error: --adapter is of the model in --model; give both\n"),
-                    "%s", said);
+        test_expect(!strcmp(said, "error: --adapter needs --model, too; give both\n"), "%s",
+                    said);
     } else
         test_expect(0, "--adapter alone is taken");
     test_end("dump_model_adapters_refused");

@@ -1278,7 +1278,7 @@ static void test_usage(void) {
     refuses("others_option", 2, "run attention takes no --sp", "attention " IN TO " --sp 2");
     refuses("others_flag", 2, "run positions takes no --unmasked",
             "positions " IN TO " --unmasked");
-    refuses("dtype", 2, "--dtype is of what is computed; give float32 or float64",
+    refuses("dtype", 2, "--dtype is the type of the computed tensors; give float32",
             "loss " IN TO " --dtype float16");
     refuses("layout", 2, "--layout is 'zigzak'; give contiguous, zigzag",
             "split " IN TO " --sp 2 --layout zigzak");
@@ -1323,7 +1323,7 @@ static void test_missing(void) {
                 snprintf(made.rank[0].of[k].name, 32, "grad.other");
         snprintf(sentence, sizeof sentence,
                  "run %.*s: " FOLDER
-                 "/in/rank0.safetensors: tensor %s is missing; it takes %s of every "
+                 "/in/rank0.safetensors: tensor %s is missing; the operation takes %s of every "
                  "micro-batch",
                  (int)strcspn(all[i].operation, " "), all[i].operation, all[i].without,
                  all[i].takes);
@@ -1355,7 +1355,7 @@ static void test_numbers(void) {
     for (int64_t r = 0; r < 2; r++) /* padding is not looked at */
         for (int64_t i = 0; i < s.of[0].held[r]; i++)
             find(&made.rank[r], "0.q")->x[i * HEADS * DIM] = NAN;
-    refuses_dump("nan_in_q", 3, "tensor 0.q holds NaN or Inf", "attention");
+    refuses_dump("nan_in_q", 3, "tensor 0.q or k, v or dout of this micro-batch", "attention");
     make_bad(2);
     for (int64_t r = 0; r < 2; r++)
         for (int64_t i = 0; i < s.of[0].held[r]; i++) find(&made.rank[r], "0.logp")->x[i] = NAN;
@@ -1373,7 +1373,7 @@ static void test_numbers(void) {
     refuses_dump("nan_in_grad", 3, "run norm: " IN ": grad.w holds NaN or Inf", "norm");
     make_bad(2);
     bad("grad.w")->x[3] += 5;
-    refuses_dump("grads_differ", 3, "away from that of another rank; which is right?", "norm");
+    refuses_dump("grads_differ", 3, "away from that of another rank; write equal", "norm");
     make_bad(2);
     bad("0.index")->x[0] = 900;
     refuses_dump("index_outside", 3, "tensor 0.index is wrong: 0 tokens are held twice, 1 by",
@@ -1384,8 +1384,8 @@ static void test_numbers(void) {
     refuses_dump("ids_too_large", 3, "tensor 0.ids has 3000000000 at", "pack --tokens 900");
     make_bad(1);
     bad("1.logp")->dtype = SEQPAR_SAFETENSORS_F32;
-    refuses_dump("types_differ", 3,
-                 "tensor 1.logp is not as another rank or micro-batch has it", "split --sp 2");
+    refuses_dump("types_differ", 3, "tensor 1.logp has another type or shape than on another",
+                 "split --sp 2");
 }
 
 static void test_states(void) {
@@ -1393,7 +1393,7 @@ static void test_states(void) {
     refuses_dump("split_of_split", 2, "its sp is 2 already; run gather first", "split --sp 3");
     refuses_dump("pack_of_split", 2, "it packs the rows of one rank; run gather first",
                  "pack --tokens 900");
-    refuses_dump("no_optimizer", 3, "metadata optimizer is none and lr 0; write adamw",
+    refuses_dump("no_optimizer", 3, "metadata optimizer is none and lr 0; write optimizer",
                  "optimizer");
     say_all("optimizer", "sgd", 0);
     say_all("lr", "%g", 0.1);
@@ -1415,7 +1415,7 @@ static void test_states(void) {
         snprintf(find(&made.rank[r], "1.values")->name, 32, "local.x");
         snprintf(find(&made.rank[r], "0.scores")->name, 32, "local.y");
     }
-    refuses_dump("no_scores", 3, "tensor 0.values is missing, and so is 0.scores", "loss");
+    refuses_dump("no_scores", 3, "tensor values is missing in some micro-batch", "loss");
     say_all("objective", "sft", 0);
     for (int64_t i = 0; i < rows(); i++) {
         for (int64_t t = 0; t < s.of[i].n; t++) s.of[i].labels[t] = -100;
@@ -1434,7 +1434,7 @@ static void test_states(void) {
     put_parts(0, 3);
     bad("0.part_lse")->shape[0] = bad("0.part_lse")->shape[0] == 3 ? 1 : 3;
     bad("0.part_lse")->shape[1] *= 3;
-    refuses_dump("parts_differ", 3, "tensors 0.part_out and 0.part_lse do not go together",
+    refuses_dump("parts_differ", 3, "tensors 0.part_out and 0.part_lse have shapes that do",
                  "merge");
     make(2, 1, 1);
     put_parts(0, 3);

@@ -787,7 +787,7 @@ static void test_shows_nothing(void) {
 
 static void test_files(void) {
     static const char *const odd[][2] = {
-        {"range", "write the first element's place in the whole"},
+        {"range", "write OFFSET TOTAL: where its first element is in the whole"},
         {"total", "elements in all, and"},
         {"gap", "is in no file; dump the ranges of all ranks"},
         {"optimizer", "metadata optimizer is 'lion'; write none, adamw or sgd"},

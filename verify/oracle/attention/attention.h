@@ -122,7 +122,7 @@ static inline int attention_check(attention *a, int64_t rank, int what,
     if (s->heads == t->shape[lead + 1] && (wants == 2 || s->dim == t->shape[lead + 2]))
         return 0;
     snprintf(text, sizeof text,
-             "is %s, and another rank's has %lld heads of %lld; write all "
+             "is %s, and that of another rank has %lld heads with head_dim %lld; write all "
              "heads on every rank",
              shape, (long long)s->heads, (long long)s->dim);
     return attention_refuse(a, rank, what, text);
@@ -154,17 +154,21 @@ static inline int attention_agree(attention *a) {
         int64_t dim = s[attention_tensors[i].of_out ? ATTEND_V : ATTEND_Q].dim;
         if (!s[i].have || i == ATTEND_Q) continue;
         if (i != ATTEND_K && s[i].heads != heads)
-            snprintf(text, sizeof text, "has %lld heads, and %s %lld; write as many",
+            snprintf(text, sizeof text,
+                     "has %lld heads, but %s has %lld; write both with the "
+                     "same number of heads",
                      (long long)s[i].heads, attention_tensors[i].of_keys ? "k" : "q",
                      (long long)heads);
         else if (i != ATTEND_V && i != ATTENTION_LSE && s[i].dim != dim)
-            snprintf(text, sizeof text, "has a head_dim of %lld, and %s %lld; write the same",
+            snprintf(text, sizeof text,
+                     "has a head_dim of %lld, but %s has %lld; write both "
+                     "with the same head_dim",
                      (long long)s[i].dim, attention_tensors[i].of_out ? "v" : "q",
                      (long long)dim);
         else if (s[ATTEND_Q].heads % s[ATTEND_K].heads)
             snprintf(text, sizeof text,
-                     "has %lld heads, and q %lld, which that does not "
-                     "divide; write the kv heads of all ranks",
+                     "has %lld heads, which do not divide the %lld heads of q; write the kv "
+                     "heads of all ranks",
                      (long long)s[ATTEND_K].heads, (long long)s[ATTEND_Q].heads);
         else
             continue;

@@ -194,7 +194,8 @@ static inline int dump_agree(dump *d, const seqpar_safetensors_file *file, const
     d->accumulation = d->facts.accumulation;
     if (!(key = dump_facts_differ(&facts, &d->facts))) return 0;
     seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: metadata %s is another than in another file; dump one run at a time",
+                "%.300s: metadata %s differs from that of another file; keep only the files of "
+                "one step in the folder",
                 path, key);
     return -1;
 }
@@ -242,11 +243,13 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
         if (numbered && micro < d->accumulation) continue;
         if (dump_is_of_step(name)) continue;
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    numbered ? "%.300s: tensor %.100s is of a micro-batch that metadata "
-                               "accumulation, %lld, does not have"
-                             : "%.300s: what is tensor %.100s? there are loss, norm, grad.NAME "
-                               "and others of parameters and, of micro-batches below %lld, "
-                               "index, ids and others: verify/oracle/dump/dump.h has them all",
+                    numbered ? "%.300s: the micro-batch of tensor %.100s is not below metadata "
+                               "accumulation, %lld; count micro-batches from 0, or write a "
+                               "larger accumulation"
+                             : "%.300s: the name of tensor %.100s is unknown; write loss, "
+                               "norm, grad.NAME and others for the step, A.index, A.ids and "
+                               "others for each micro-batch A below %lld: "
+                               "verify/oracle/dump/dump.h lists all names",
                     path, name, (long long)d->accumulation);
         return -1;
     }
@@ -262,9 +265,11 @@ static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *
     rank = dump_whole(file, path, "rank", 0, 65535, -1, &d->error);
     if (!d->ranks || rank < 0 || dump_names(d, file, path)) return -1;
     if (rank >= d->world || d->ranks[rank].file) {
-        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: rank %lld of %lld %s", path,
-                    (long long)rank, (long long)d->world,
-                    rank >= d->world ? "does not exist" : "is in another file, too");
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata rank is %lld and world %lld; %s", path, (long long)rank,
+                    (long long)d->world,
+                    rank >= d->world ? "write a rank below world"
+                                     : "another file has this rank, so write each rank once");
         return -1;
     }
     snprintf(d->ranks[rank].path, sizeof d->ranks[rank].path, "%s", path);
@@ -285,8 +290,8 @@ static inline int dump_open_file(dump *d, const char *folder, const char *name) 
     version = seqpar_safetensors_metadata(file, "seqpar_dump");
     if (!version || strcmp(version, "1"))
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: metadata seqpar_dump is '%.40s', not '1'; this is no dump, or one "
-                    "for another version",
+                    "%.300s: metadata seqpar_dump is '%.40s', not '1'; remove the file if it "
+                    "is no dump, or write it again with seqpar_dump.py of this version",
                     path, version ? version : "missing");
     else if (!dump_take(d, file, path))
         return 0;

@@ -154,7 +154,7 @@ static inline int dump_facts_lack(const dump_facts *f, const char *path, seqpar_
     if (f->reduction != DUMP_BY_CONSTANT || f->reduction_constant > 0) return 0;
     seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                 "%.300s: metadata reduction is 'constant' and reduction_constant is %g; write "
-                "what the sum over the whole step is divided by",
+                "the divisor of the sum over the whole step, a number above 0",
                 path, f->reduction_constant);
     return -1;
 }

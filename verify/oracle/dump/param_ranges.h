@@ -21,8 +21,9 @@ static inline int part_of(dump *d, int64_t rank, const seqpar_safetensors_tensor
     if ((text && (rest == text || *rest)) || offset < 0 || total < t->count ||
         offset > total - t->count) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: metadata %.100s is '%.40s', of %lld elements; write the first "
-                    "element's place in the whole, a blank, and the elements of the whole",
+                    "%.300s: metadata %.100s is '%.40s', and its tensor has %lld elements; "
+                    "write OFFSET TOTAL: where its first element is in the whole parameter, "
+                    "and how many elements that has",
                     d->ranks[rank].path, key, text ? text : "missing", (long long)t->count);
         return -1;
     }
@@ -123,7 +124,7 @@ static inline int whole_read(dump *d, const char *name, int64_t first, int64_t l
         if (!status && w->count != p.total) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                         "%.300s: tensor %.100s has %lld elements in all, and %lld in another "
-                        "file",
+                        "file; write the same total on every rank",
                         d->ranks[r].path, name, (long long)p.total, (long long)w->count);
             status = -1;
         }

@@ -171,8 +171,8 @@ static inline int dump_sizes_differ(dump *d, int64_t rank, int64_t micro, const 
                                     const seqpar_safetensors_tensor *index) {
     if (t && t->count == index->count) return 0;
     seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: tensor %lld.%s has %lld elements and %lld.index %lld; write one a "
-                "token that the rank holds",
+                "%.300s: tensor %lld.%s has %lld elements and %lld.index %lld; write one "
+                "element for each token of the rank",
                 d->ranks[rank].path, (long long)micro, what, (long long)(t ? t->count : 0),
                 (long long)micro, (long long)index->count);
     return -1;
@@ -238,8 +238,8 @@ static inline int dump_documents_differ(dump *d, int64_t rank, int64_t micro,
     if (own && (t->count != row->docs + 1 ||
                 memcmp(own, row->cu_seqlens, (size_t)t->count * sizeof *own)))
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %s is not that of another rank of the sequence; write "
-                    "where documents begin in the whole row, on every rank",
+                    "%.300s: tensor %s differs from that of another rank of the sequence; "
+                    "write the document boundaries of the whole row, the same on every rank",
                     d->ranks[rank].path, t->name);
     free(own);
     return d->error.status != 0;
@@ -256,8 +256,8 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
     row->docs = t->count - 1;
     if (row->docs < 1 || row->cu_seqlens[row->docs] > DUMP_TOKENS_MAX) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %s has %lld elements and ends with %lld; it has one more "
-                    "than there are documents, and a row has at most %d tokens",
+                    "%.300s: tensor %s has %lld elements and ends with %lld; write one element "
+                    "more than there are documents, the last at most %d",
                     d->ranks[r].path, t->name, (long long)t->count,
                     (long long)(t->count ? row->cu_seqlens[row->docs] : 0), DUMP_TOKENS_MAX);
         return -1;
@@ -266,7 +266,8 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
         if (row->cu_seqlens[i] < 0 ||
             (i ? row->cu_seqlens[i] < row->cu_seqlens[i - 1] : row->cu_seqlens[0] != 0)) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: tensor %s has %lld at %lld; it begins with 0 and never falls",
+                        "%.300s: tensor %s has %lld at element %lld; write offsets that begin "
+                        "with 0 and never decrease",
                         d->ranks[r].path, t->name, (long long)row->cu_seqlens[i], (long long)i);
             return -1;
         }
@@ -330,8 +331,8 @@ static inline char *dump_documents_of(dump *d, int64_t r, int64_t micro, const c
     if (!t) return NULL;
     if (t->count == row->docs) return (char *)read(d, r, t);
     seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: tensor %s has %lld elements and its row %lld documents; write one a "
-                "document of the whole row, on every rank",
+                "%.300s: tensor %s has %lld elements and its row %lld documents; write one "
+                "element for each document of the whole row, on every rank",
                 d->ranks[r].path, t->name, (long long)t->count, (long long)row->docs);
     return NULL;
 }

@@ -89,8 +89,8 @@ static inline int same_texts(dump *d, dump *want, const text_runs *got,
     if (2 * found >= got->count || 2 * runs_found(wanted, got) >= wanted->count) return 0;
     seqpar_fail(
         &want->error, SEQPAR_ERR_FILE_FORMAT,
-        "%.300s: of the %lld runs of %d tokens in %.300s only %lld are in it, so the two "
-        "are of other steps; give --want the same step on one rank",
+        "%.300s: of the %lld excerpts of %d tokens in %.300s, this dump has only %lld, so the "
+        "two are of different steps; give --want the same step on one rank",
         want->ranks[0].path, (long long)got->count, SAME_TOKENS, d->ranks[0].path,
         (long long)found);
     return -1;

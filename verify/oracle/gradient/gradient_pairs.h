@@ -101,7 +101,8 @@ static inline int gradients_match(gradient_check *c, const char *name, const who
                                   const whole *wanted) {
     if (!got->values || got->count == wanted->count) return 0;
     seqpar_fail(&c->d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: tensor %.100s has %lld elements, and %lld in the wanted dump",
+                "%.300s: tensor %.100s has %lld elements, but %lld in the dump of --want; dump "
+                "the same model in both",
                 c->d->ranks[0].path, name, (long long)got->count, (long long)wanted->count);
     return -1;
 }

@@ -114,8 +114,8 @@ static inline int local_sums_read(dump *d, const char *name, const double *clip,
         if (!r) l->count = t->count;
         if (t->count != l->count) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: tensor %.100s has %lld elements, and %lld in another file; a "
-                        "local gradient is whole",
+                        "%.300s: tensor %.100s has %lld elements, but %lld in another file; "
+                        "write the local gradient of the whole parameter on every rank",
                         d->ranks[r].path, name, (long long)t->count, (long long)l->count);
             return -1;
         }
@@ -142,7 +142,8 @@ static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
     if (part_of(c->d, r, t, &p)) return -1;
     if (p.total != l->count) {
         seqpar_fail(&c->d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %.100s has %lld elements in all, and its local. one %lld",
+                    "%.300s: tensor %.100s has %lld elements in all, but its local. tensor has "
+                    "%lld; write both of the whole parameter",
                     c->d->ranks[r].path, name, (long long)p.total, (long long)l->count);
         return -1;
     }

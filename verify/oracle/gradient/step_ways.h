@@ -212,8 +212,8 @@ static inline int step_sizes_differ(dump *d, const char *parameter, const step_i
     for (int i = 0; i < 3; i++)
         if (in->grad.values && all[i]->values && all[i]->count != in->grad.count) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: parameter %.100s has %lld elements in one of param., m. and "
-                        "v. and %lld in grad.",
+                        "%.300s: parameter %.100s has %lld elements in its param., m. or v. "
+                        "tensor, but %lld in grad.; write all of them with the same total",
                         d->ranks[0].path, parameter, (long long)all[i]->count,
                         (long long)in->grad.count);
             return -1;
@@ -285,7 +285,8 @@ static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
     if (part_of(d, rank, t, &p)) return -1;
     if (p.total != in->grad.count) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %.100s has %lld elements in all, and its grad. one %lld",
+                    "%.300s: tensor %.100s has %lld elements in all, but its grad. tensor has "
+                    "%lld; write both with the same total",
                     d->ranks[rank].path, name.text, (long long)p.total,
                     (long long)in->grad.count);
         return -1;

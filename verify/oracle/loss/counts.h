@@ -68,8 +68,8 @@ static inline int counts_read(dump *d, int64_t rank, int64_t micro, const char *
     if (!t) return 0;
     if (t->count != 1) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %s has %lld elements; write one number, the rank's own of "
-                    "the micro-batch",
+                    "%.300s: tensor %s has %lld elements; write one number, that of this rank "
+                    "in this micro-batch",
                     d->ranks[rank].path, t->name, (long long)t->count);
         return 0;
     }

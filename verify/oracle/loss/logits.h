@@ -47,8 +47,9 @@ static inline int logits_shape(logits_check *c, int64_t rank,
         return 0;
     }
     seqpar_fail(&c->d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: tensor %s has %lld elements in %d dimensions, and the rank %lld "
-                "tokens; write (tokens, vocabulary), the same vocabulary on every rank",
+                "%.300s: tensor %s has %lld elements in %d dimensions, and the rank has %lld "
+                "tokens; write shape (tokens, vocabulary) with the same vocabulary on every "
+                "rank",
                 c->d->ranks[rank].path, t->name, (long long)t->count, (int)t->dims,
                 (long long)index->count);
     return -1;

@@ -70,8 +70,8 @@ static inline int adapter_part(const reference *f, const char *prefix, int64_t i
 static inline int adapters_dropout(reference *f, const demo_peft *p, const char *folder) {
     if (p->dropout <= 0) return 0;
     seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s/adapter_config.json: \"lora_dropout\" is %g, and what a step dropped "
-                "is not in its dump; train and judge it with 0",
+                "%.300s/adapter_config.json: \"lora_dropout\" is %g, but a dump does not hold "
+                "dropout masks; train and judge with dropout 0",
                 folder, p->dropout);
     return -1;
 }

@@ -141,8 +141,8 @@ static inline int reference_window(reference *f, const seqpar_llama_config *c,
     if (!c->window || c->window_from || facts->window == c->window) return 0;
     seqpar_fail(
         &f->d->error, SEQPAR_ERR_FILE_FORMAT,
-        "%.300s: window is %lld, and the model in %.300s has %lld; leave it out, or take "
-        "the model that was trained",
+        "%.300s: metadata window is %lld, but the model in %.300s has %lld; leave out metadata "
+        "window, or give --model the model that was trained",
         f->d->ranks[0].path, (long long)facts->window, folder, (long long)c->window);
     return -1;
 }
@@ -152,8 +152,8 @@ static inline int reference_dropout(reference *f, const seqpar_llama_config *c,
                                     const char *folder) {
     if (c->attention_dropout <= 0) return 0;
     seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s/config.json: \"attention_dropout\" is %g, and what a step dropped is "
-                "not in its dump; train and judge it with 0",
+                "%.300s/config.json: \"attention_dropout\" is %g, but a dump does not hold "
+                "dropout masks; train and judge with dropout 0",
                 folder, c->attention_dropout);
     return -1;
 }

@@ -22,7 +22,8 @@ static inline int reference_part(const reference *f, const char *prefix, int64_t
     if (!w->values) return 0;
     if (w->count != place.rows * t->cols) {
         seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %.100s has %lld elements; the model has %lld",
+                    "%.300s: tensor %.100s has %lld elements, but %lld in the model; give "
+                    "--model the model that was trained",
                     f->d->ranks[0].path, name->text, (long long)w->count,
                     (long long)(place.rows * t->cols));
         return -1;

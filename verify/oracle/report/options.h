@@ -179,7 +179,7 @@ static inline void options_refuse(const option *options, int count, const char *
     const char *alike = option_alike(options, count, verb, text);
     fprintf(stderr, "error: what is '%s'? ", option_shown(text));
     if (alike) fprintf(stderr, "Did you mean --%s? ", alike);
-    if (meant) fprintf(stderr, "Behind --%s it is %s; ", meant->name, meant->help);
+    if (meant) fprintf(stderr, "Put --%s before it if it is %s; ", meant->name, meant->help);
     fprintf(stderr, "seqpar-verify %s --help lists options\n", verb);
 }
 

@@ -90,8 +90,8 @@ static inline int run_needs(run *r, const char *names) {
         if (!run_lacks(r, dp, micro, names, name, sizeof name)) continue;
         run_name_list(list, sizeof list, names);
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %lld.%s is missing; it takes %s of every micro-batch, so "
-                    "write them on all ranks",
+                    "%.300s: tensor %lld.%s is missing; the operation takes %s of every "
+                    "micro-batch, so write them on all ranks",
                     r->d.ranks[dp * r->d.sp].path, (long long)micro, name, list);
         return -1;
     }
@@ -188,8 +188,8 @@ static inline int run_unfit(run *r, const seqpar_safetensors_tensor *t, const do
     for (int64_t i = 0; first < 0 && i < run_elements(t); i++)
         if (isnan(x[i]) || (isinf(x[i]) && !infinite)) {
             seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: tensor %.100s becomes NaN or Inf at element %lld: what it is "
-                        "made of holds such, or numbers too large; dump a step without",
+                        "%.300s: tensor %.100s becomes NaN or Inf at element %lld: its inputs "
+                        "have NaN or Inf, or are too large; dump a step with finite inputs",
                         r->desc->in, t->name, (long long)i);
             return -1;
         }

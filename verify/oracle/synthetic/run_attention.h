@@ -44,7 +44,8 @@ static inline int run_attend_read(run_attend *w, attend *p, int gradient) {
     }
     if (attention_finite(p)) return 0;
     return attention_refuse(&w->a, w->a.dp * w->r->d.sp, ATTEND_Q,
-                            "holds NaN or Inf, or k, v or dout does; dump a step without");
+                            "or k, v or dout of this micro-batch has NaN or Inf; dump a step "
+                            "with finite values");
 }
 
 /* One kv head and the query heads that use it. 0, or -1 with the error. */
@@ -168,8 +169,8 @@ static inline int merge_shapes(run *r, int64_t rank, const seqpar_safetensors_te
     *m = (merging){out->shape[0], out->shape[1], out->shape[2], out->shape[3]};
     if (same && m->parts > 0) return 0;
     seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: tensors %s and %s do not go together; write (parts, n, heads, "
-                "head_dim) and (parts, n, heads), of as many",
+                "%.300s: tensors %s and %s have shapes that do not match; write (parts, n, "
+                "heads, head_dim) and (parts, n, heads) with equal parts, n and heads",
                 r->d.ranks[rank].path, out->name, lse->name);
     return -1;
 }

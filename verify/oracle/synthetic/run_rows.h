@@ -115,8 +115,9 @@ static inline int moved_read(run *r, moved *m, int64_t n, int64_t rank, char **t
     if (!t || !held) return 0;
     if (!moved_matches(m, t, held)) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %s is not as another rank or micro-batch has it, or not of "
-                    "the %lld %s there; write the same type and shape, one row each",
+                    "%.300s: tensor %s has another type or shape than on another rank or "
+                    "micro-batch, or not one row for each of its %lld %s; write the same type "
+                    "and shape everywhere, one row each",
                     r->d.ranks[rank].path, t->name, (long long)held,
                     m->documents ? "documents" : "tokens");
         return -1;
@@ -196,8 +197,8 @@ static inline int move_tensor(run *r, const move *moves, int64_t count, const ch
         int64_t first = n / r->accumulation * r->sp;
         if (have && have < of) {
             seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: tensor %s is not there of all ranks and micro-batches that "
-                        "%s takes together; write it on all, or on none",
+                        "%.300s: tensor %s is missing on some of the ranks and micro-batches "
+                        "that %s joins; write it on all of them, or on none",
                         r->desc->in, what, r->desc->operation);
             status = -1;
         }
@@ -494,8 +495,9 @@ static inline int pack_pairs(run *r, const packing *p) {
         int64_t partner = last ? 0 : p->docs[i + 1].tokens;
         if (p->number[i] % 2 || !p->docs[i].tokens == !partner) continue;
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: document %lld of tensor %lld.cu_seqlens has a partner without a "
-                    "token, or is one; documents 2i and 2i + 1 of a row are a pair",
+                    "%.300s: of document %lld of tensor %lld.cu_seqlens and its partner, one "
+                    "has no tokens; documents 2i and 2i + 1 of a row are a pair, so write "
+                    "tokens for both",
                     r->desc->in, (long long)p->number[i], (long long)p->row[i]);
         return -1;
     }

@@ -34,8 +34,8 @@ static inline int run_scores(run *r) {
     }
     if (!values && !scores) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor 0.values is missing, and so is 0.scores; write one of them "
-                    "of every micro-batch",
+                    "%.300s: tensor values is missing in some micro-batch, and so is scores; "
+                    "write one of the two for every micro-batch",
                     r->desc->in);
         return -1;
     }
@@ -135,8 +135,8 @@ static inline int run_advantages(run *r) {
     if (r->d.facts.objective != DUMP_PPO || way == DUMP_ADVANTAGE_GIVEN ||
         way == DUMP_ADVANTAGE_GAE) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: metadata objective is %s and advantage is %s; write ppo, and "
-                    "group, group_mean or rloo",
+                    "%.300s: metadata objective is %s and advantage is %s; write objective "
+                    "ppo, and advantage group, group_mean or rloo",
                     r->d.ranks[0].path, word_facts[FACT_OBJECTIVE].words[r->d.facts.objective],
                     word_facts[FACT_ADVANTAGE].words[r->d.facts.advantage]);
         return -1;
@@ -165,7 +165,8 @@ static inline int run_norms(run *r, step_norms *n, stage *copies) {
     if (n->parameters && !copies->judged) return 0;
     seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT, "%.300s: %s; %s", r->desc->in,
                 copies->judged ? copies->v.line[0] : "tensors grad.NAME are missing",
-                copies->judged ? "which is right? run step computes them from a model"
+                copies->judged ? "write equal copies, or compute the gradients from a model "
+                                 "with run step"
                                : "write the gradients of all parameters");
     return -1;
 }
@@ -200,7 +201,8 @@ static inline int run_range_of(run *r, int64_t rank, const char *const *prefixes
     if (part_of(&r->d, rank, to->like, &to->p)) return -1;
     if (to->p.total == count) return 0;
     seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: tensor %.100s has %lld elements in all, and %.100s %lld",
+                "%.300s: tensor %.100s has %lld elements in all, but parameter %.100s has "
+                "%lld; write both with the same total",
                 r->d.ranks[rank].path, to->like->name, (long long)to->p.total, parameter,
                 (long long)count);
     return -1;
@@ -228,7 +230,8 @@ static inline int run_put_range(run *r, int64_t rank, const char *name, const ru
 static inline int run_needs_optimizer(run *r) {
     if (r->d.facts.optimizer != DUMP_NO_OPTIMIZER && r->d.facts.lr > 0) return 0;
     seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: metadata optimizer is %s and lr %g; write adamw or sgd, and how fast",
+                "%.300s: metadata optimizer is %s and lr %g; write optimizer adamw or sgd, and "
+                "an lr above 0",
                 r->d.ranks[0].path, word_facts[FACT_OPTIMIZER].words[r->d.facts.optimizer],
                 r->d.facts.lr);
     return -1;
@@ -403,8 +406,9 @@ static inline int run_seeds(run *r, reference *f) {
     int status = logp && !seed_set_open(&seeds, logp) ? 0 : run_no_memory(r);
     if (!status && !seed_set_make(&seeds, SEEDS_RIGHT)) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensors ref_logp or cu_seqlens are missing, or an odd document "
-                    "has no partner; dpo takes pairs",
+                    "%.300s: tensor ref_logp or cu_seqlens is missing, or the last document of "
+                    "a row has no partner; write both tensors, and documents 2i and 2i + 1 as "
+                    "a pair",
                     r->desc->in);
         status = -1;
     }

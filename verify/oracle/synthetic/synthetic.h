@@ -114,8 +114,10 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
     if (p->loss || p->shows) return 0;
     seqpar_fail(error, SEQPAR_ERR_OPTION,
                 mistake_named(name)
-                    ? "mistake %.60s cannot be planted with objective %s"
-                    : "no mistake is called '%.60s'; seqpar-verify list has all (objective %s)",
+                    ? "mistake %.60s cannot be planted with objective %s; give another "
+                      "--mistake or --objective"
+                    : "no mistake is called '%.60s' with objective %s; seqpar-verify list has "
+                      "all",
                 name, word_facts[FACT_OBJECTIVE].words[d->facts.objective]);
     return -1;
 }
@@ -289,7 +291,10 @@ static inline int made_loss(made *m) {
         return -1;
     }
     if (m->plant.shows || status) return status;
-    seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION, "mistake %.60s cannot be planted here",
+    seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
+                "mistake %.60s cannot be planted in this step; "
+                "give another --mistake, or other documents, "
+                "ranks or micro-batches",
                 m->plant.m->name);
     return -1;
 }
@@ -303,7 +308,8 @@ static inline int made_shows(made *m) {
     if (m->plant.way == &right_way && !m->plant.seeds) return 0;
     if (distance_from(&l, 1) > 1e-6) return 0;
     seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
-                "mistake %.60s cannot be planted here: the gradient would be the right one",
+                "mistake %.60s does not change the gradient of this step; give another "
+                "--mistake, or more documents, ranks or micro-batches",
                 m->plant.m->name);
     return -1;
 }
@@ -541,7 +547,8 @@ static inline int made_facts(made *m, int *layout) {
              (m->d.facts.objective == DUMP_DPO && c->docs % 2))
         seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
                     "%lld documents in %lld tokens on %lld ranks; give at most 4096 tokens and "
-                    "256 ranks, no more documents than tokens, and an even number for dpo",
+                    "256 ranks, no more documents than tokens, and an even number of documents "
+                    "for dpo",
                     (long long)c->docs, (long long)c->tokens, (long long)m->d.world);
     return m->d.error.status ? -1 : 0;
 }
