@@ -1266,8 +1266,8 @@ static void test_usage(void) {
     make(1, 1, 1);
     put_everything();
     write_books("in", &made);
-    refuses("no_operation", 2, "run needs an operation; run OPERATION DUMP --out DIR", "");
-    refuses("unknown", 2, "run has no operation 'atention'; run OPERATION DUMP --out DIR",
+    refuses("no_operation", 2, "run needs an operation; give run OPERATION DUMP --out DIR", "");
+    refuses("unknown", 2, "run has no operation 'atention'; give run OPERATION DUMP --out DIR",
             "atention " IN TO);
     refuses("no_dump", 2, "run needs the folder of a dump", "labels" TO);
     refuses("no_out", 2, "run needs --out", "labels " IN);
