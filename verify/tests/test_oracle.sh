@@ -132,8 +132,8 @@ refuses oracle_explain_escaped "no mistake is called '\\x1b[31mred'" explain $'\
 refuses oracle_explain_unknown "no mistake is called 'over_spp'" explain over_spp
 refuses oracle_explain_alike "no mistake is called 'sp_squared'; is it times_sp_squared, over_sp_squared?" explain sp_squared
 refuses oracle_explain_two "what is 'times_sp'?" explain over_sp times_sp
-refuses oracle_ver_two "what is 'b'? Behind --want it is a dump of the same step on one rank" ver a b
-refuses oracle_run_no_operation "run has no operation 'a'; run OPERATION DUMP --out DIR" run a
+refuses oracle_ver_two "what is 'b'? Put --want before it if it is a dump of the same step on one rank" ver a b
+refuses oracle_run_no_operation "run has no operation 'a'; give run OPERATION DUMP --out DIR" run a
 if [ "$($oracle explain over-sp)" = "$($oracle explain over_sp)" ]; then ok oracle_explain_hyphen; else fail oracle_explain_hyphen "over-sp is not over_sp"; fi
 many=$(seq -s, 1 4097)
 refuses oracle_too_many "give 1 to 4096 numbers" law --got 1 --sums "$many" --counts 1
