@@ -154,8 +154,8 @@ mkdir $out/mine; cp -r $out/right/got $out/right/model $out/mine
 ln -s got/rank1.safetensors $out/mine/link; ln $out/mine/got/rank2.safetensors $out/mine/hard.html
 sums() { find $out/mine -type f | sort | xargs sha256sum; }
 sums >$out/before
-refuses reports_over_the_dump 2 "the name of a file of tensors" $out/mine/got --html $out/mine/got/rank0.safetensors
-refuses reports_beside_the_dump 2 "the name of a file of tensors" $out/mine/got --junit $out/mine/got/more.safetensors
+refuses reports_over_the_dump 2 "would be read as a file of a dump" $out/mine/got --html $out/mine/got/rank0.safetensors
+refuses reports_beside_the_dump 2 "would be read as a file of a dump" $out/mine/got --junit $out/mine/got/more.safetensors
 refuses reports_over_a_link 2 "which is there and is no report" $out/mine/got --html $out/mine/link
 refuses reports_over_a_hard_link 2 "which is there and is no report" $out/mine/got --html $out/mine/hard.html
 refuses reports_over_a_config 2 "--junit is $out/mine/model/config.json, which is there and is no report" $out/mine/got --junit $out/mine/model/config.json
