@@ -113,9 +113,9 @@ refuses oracle_no_got "law needs --got" law --want 1 --sp 2
 refuses oracle_no_want "law needs --want, or --sums and --counts" law --got 1 --sp 2
 refuses oracle_both "and not both" law --got 1 --want 1 --sums 1,2 --counts 1,2
 refuses oracle_sums_alone "--sums and --counts go together" law --got 1 --sums 1,2
-refuses oracle_unequal "2 sums and 3 counts" law --got 1 --sums 1,2 --counts 1,2,3
-refuses oracle_count_half "count 1 is 2.5" law --got 1 --sums 1,2 --counts 1,2.5
-refuses oracle_count_below "count 0 is -1" law --got 1 --sums 1,2 --counts -1,2
+refuses oracle_unequal "--sums has 2 numbers and --counts has 3" law --got 1 --sums 1,2 --counts 1,2,3
+refuses oracle_count_half "--counts[1] is 2.5" law --got 1 --sums 1,2 --counts 1,2.5
+refuses oracle_count_below "--counts[0] is -1" law --got 1 --sums 1,2 --counts -1,2
 refuses oracle_sum_nan "wrong from 'nan,2' on" law --got 1 --sums nan,2 --counts 1,2
 refuses oracle_sum_text "wrong from 'x' on" law --got 1 --sums 1,x --counts 1,2
 refuses oracle_sum_gap "wrong from ',2' on" law --got 1 --sums 1,,2 --counts 1,2
@@ -167,7 +167,7 @@ refuses oracle_gen_mistake "no mistake is called 'over_spp'" gen --out $out/made
 refuses oracle_gen_mistake_of_another "cannot be planted" gen --out $out/made --mistake kl_missing
 refuses oracle_gen_no_label "no token of these documents is learnt" gen --out $out/made --tokens 5 --docs 5
 refuses oracle_gen_sizes "70 documents in 61 tokens" gen --out $out/made --docs 70
-refuses oracle_test_level "--level is 1" test --level 3
+refuses oracle_test_level "--level is neither 1 nor 2" test --level 3
 if [ ! -e $out/made ]; then ok oracle_gen_leaves_nothing; else fail oracle_gen_leaves_nothing "$(ls $out/made)"; fi
 says oracle_gen_right 0 "$out/made/got  the step on 4 ranks, right" gen --out $out/made
 $oracle gen --out $out/made 2>$out/stderr >/dev/null
