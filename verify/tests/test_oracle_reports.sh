@@ -53,6 +53,8 @@ made home --sp 4 --mistake dkv_not_returned
 model home 1 "wrong: dkv_not_returned" says="dk differs at a key|dv differs at a key"
 made alone --sp 5 --layout zigzag --mistake own_tokens_only
 model alone 1 "wrong: own_tokens_only" says="out or lse differs at a query|dq differs at a query"
+made home_rows --sp 3 --dp 2 --accumulation 2 --tokens 37 --mistake dkv_not_returned
+rows=4 model home_rows 1 "wrong: dkv_not_returned" says="dk differs at a key"
 made four_rows --sp 2 --dp 2 --accumulation 2 --tokens 37
 echo '{}' >$out/nothing.changed
 rows=4 model four_rows 0 right bad=0 changed=$out/nothing.changed
