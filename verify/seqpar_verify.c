@@ -58,7 +58,7 @@ static made_desc making = {.layout = "zigzag",
                            .docs = 4,
                            .seed = 1};
 static run_desc running = {.layout = "zigzag"};
-static int as_json, as_markdown, as_gallery, strict;
+static int as_json, as_markdown, as_gallery, strict, complete;
 static int64_t level = 1, quiz_number;
 
 static const char *const objectives[] = {"sft", "dpo", NULL};
@@ -107,6 +107,8 @@ static option options[] = {
      "exit code 4 unless these stages are judged, such as gradients,norm", 0, stage_words},
     {"ver", "strict", "", OPTION_FLAG, &strict,
      "exit code 5 if the verdict is marginal, 4 if gradients were not judged", 0},
+    {"ver", "complete", "", OPTION_FLAG, &complete,
+     "exit code 4 if a known mistake would give the same numbers in this step", 0},
     {"on_policy", "DUMP", "", OPTION_NAME, &folder,
      "a folder with one file per rank, which has logp and old_logp", 0},
     {"on_policy", "strict", "", OPTION_FLAG, &strict,
@@ -306,6 +308,25 @@ static void add_names(cJSON *o, const char *key, const stage *stages, int judged
             cJSON_AddItemToArray(list, cJSON_CreateString(stage_names[i].name));
 }
 
+/* Mistakes that the right stages do not exclude. */
+static void add_open(cJSON *o, const stage *stages) {
+    cJSON *list = cJSON_AddArrayToObject(o, "not_excluded");
+    for (int i = 0; i < MISTAKES; i++)
+        if (is_left_open(stages, &mistakes[i]))
+            cJSON_AddItemToArray(list, cJSON_CreateString(mistakes[i].name));
+}
+
+/* The same of one stage, with their forms. */
+static void add_hidden(cJSON *o, const verdict *v) {
+    cJSON *list = cJSON_AddArrayToObject(o, "not_excluded");
+    char text[200];
+    for (int i = 0; i < MISTAKES; i++) {
+        if (!verdict_hides(v, &mistakes[i])) continue;
+        hidden_forms(v, &mistakes[i], text, sizeof text);
+        cJSON_AddItemToArray(list, cJSON_CreateString(text));
+    }
+}
+
 static int is_explained(const cJSON *list, const char *mistake_name) {
     const cJSON *one;
     cJSON_ArrayForEach(one, list) if (!strcmp(cJSON_GetObjectItem(one, "name")->valuestring,
@@ -341,11 +362,13 @@ static void print_stages_json(const stage *stages, const verdict *v, const summa
     if (*said->text) cJSON_AddStringToObject(o, "summary", said->text);
     add_names(o, "judged", stages, 1);
     add_names(o, "not_judged", stages, 0);
+    add_open(o, stages);
     for (int i = 0; i < STAGES; i++) {
         cJSON *one;
         if (!stage_is_listed(&stages[i])) continue;
         one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
         cJSON_AddStringToObject(one, "stage", stage_names[i].name);
+        if (stages[i].judged) add_hidden(one, &stages[i].v);
         if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
         if (!stages[i].judged)
             cJSON_AddStringToObject(one, "needs", stage_needs(&stages[i], i));
@@ -380,6 +403,7 @@ static int judge_folders(stage *stages, details *more) {
     status = dump_open(&d, folder);
     d.widened = option_named(options, OPTIONS, "ver", "--tolerance")->given ? numbers.tolerance
                                                                             : 0;
+    d.tries_all = complete;
     if (!status) take_window(&d);
     status = status || judge_dump(&d, stages, numbers.tolerance) ||
              check_steps(stages, &d, numbers.tolerance);
@@ -391,6 +415,7 @@ static int judge_folders(stage *stages, details *more) {
         status = dump_open(&want, wanted) || check_wanted(&want) || same_step(&d, &want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance, more);
     details_take_attention(more, &d);
+    for (int i = 0; i < STAGES; i++) tried_drop(&stages[i].v, &d);
     dump_close(&d);
     dump_close(&want);
     if (status) fprintf(stderr, "error: %s\n", d.error.status ? d.error.text : want.error.text);
@@ -427,7 +452,8 @@ static int judge_and_say(details *more, int required) {
     verdict v;
     char hint[900];
     if (status) return status;
-    v = whole_verdict(stages, required);
+    for (int i = 0; i < STAGES; i++) hidden_say(&stages[i].v);
+    v = whole_verdict(stages, required, complete);
     summarize(&said, stages, &v, required, gradient_hint(hint, sizeof hint));
     if (as_json) {
         print_stages_json(stages, &v, &said);
@@ -686,7 +712,7 @@ static int judge_mutant(const char *of, const char *its_model, verdict *v) {
     folder = of;
     model = its_model;
     status = judge_folders(stages, NULL);
-    *v = whole_verdict(stages, stage_bit(GRADIENTS));
+    *v = whole_verdict(stages, stage_bit(GRADIENTS), 0);
     return status;
 }
 

@@ -391,6 +391,8 @@ def python_compiles(m):
 def wrong_ones(planter, mutants):
     """The numbers of those that do not compile, or that no program holds."""
     bad = {m.number for m in mutants if is_python(m) and not python_compiles(m)}
+    if any(m.part == "mpi" for m in mutants) and not shutil.which("mpicc"):
+        raise SystemExit("mutants: part mpi takes mpicc; install an MPI, or name other PARTS")
     planter.plant([m for m in mutants if m.number not in bad])
     wrong, others = refused(planter, mutants)
     if others and not wrong:

@@ -330,7 +330,8 @@ static void test_right(void) {
     s.max_norm = 1000; /* no clip */
     finish();
     expect(0, "right: ",
-           "would not show in this step: not_clipped, clip_by_own_norm, clip_before_reduction");
+           "norms_added, norm_counts_copies, norm_after_clip, not_clipped, clip_by_own_norm, "
+           "clip_before_reduction");
     test_end("dump_step_right_without_clip");
     make(4, 2, 0);
     s.bf16 = 1;

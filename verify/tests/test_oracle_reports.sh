@@ -238,5 +238,12 @@ else
         else ok "reports_browser_$name"; fi
     done
 fi
+
+# ---- what a right verdict does not exclude ----
+if [ $can_python = 1 ]; then
+    mkdir -p $out/excluded; $python verify/python/test_excluded.py $oracle $out/excluded >$out/excluded.log 2>&1; is=$?
+    while read -r word line; do case $word in ok) ok "$line" ;; FAIL) fail "${line%%:*}" "${line#*: }" ;; esac; done <$out/excluded.log
+    if [ $is -ne 0 ] && ! grep -q '^FAIL' $out/excluded.log; then fail excluded "exit code $is: $(tail -n 1 $out/excluded.log)"; fi
+else skip excluded "no python3"; fi
 if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
 [ $failed -eq 0 ]

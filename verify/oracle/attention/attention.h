@@ -527,13 +527,6 @@ static inline int attention_limit(attention *a, const attend_kernel *kernel,
     return status;
 }
 
-/* The distance in units of the limit, of the whole tensor or of its worst row. */
-static inline double attention_times(const attend_distance *distance,
-                                     const attend_limits *limits, int t) {
-    return fmax(attend_ratio(distance->all, limits->all[t]),
-                attend_ratio(distance->row, limits->row[t]));
-}
-
 static inline int attention_is_wrong(const attention *a, int t) {
     return a->whole.got[t] &&
            (a->coarse[t] || !(attention_times(&a->distance[t], &a->limits[0], t) <= 1));
@@ -704,8 +697,9 @@ static inline void attention_say_looked(attention *a) {
 
 /* ---- right, or vacuous ---- */
 
-/* Whether out is the same without the exchange, without documents and without causality. */
-static inline int attention_is_vacuous(attention *a, int *exchanges) {
+/* Whether out is another without the exchange (bit 0), without documents (1) and without
+   causality (2). -1 with d->error. */
+static inline int attention_shows(attention *a) {
     attend_case c;
     int status = attend_case_begin(&c, a->of_rows, -1), differs = 0;
     unsigned char *sees = (unsigned char *)malloc((size_t)(2 * a->d->sp * a->d->sp));
@@ -720,10 +714,9 @@ static inline int attention_is_vacuous(attention *a, int *exchanges) {
                                   c.right.x[ATTEND_OUT], c.right.scale[ATTEND_OUT], 0);
         differs |= (attention_times(&distance, &a->limits[0], ATTEND_OUT) > 1) << i;
     }
-    *exchanges = differs & 1;
     attend_case_end(&c);
     free(sees);
-    return status || !sees ? attention_no_memory(a) : !differs;
+    return status || !sees ? attention_no_memory(a) : differs;
 }
 
 static inline int attention_is_zero(const double *x, int64_t n) {
@@ -807,6 +800,33 @@ static inline int attention_try(attention *a, const attend *p, int of) {
     return status ? attention_no_memory(a) : 0;
 }
 
+/* Notes which mistakes would show in these tensors of a right dump. 0, or -1 with the error. */
+static inline int attention_note(attention *a, const attend *p, int of) {
+    attend_case c;
+    int status = attend_case_begin(&c, p, -1);
+    c.fits = &a->fits;
+    c.most = ATTENTION_WAY;
+    c.right_verdict = a->v;
+    for (int t = 0; t < ATTEND_TENSORS; t++) c.open[t] = of & (1 << t) && p->got[t];
+    if (!status) status = attend_try_all(&c);
+    attend_case_end(&c);
+    return status ? attention_no_memory(a) : 0;
+}
+
+static inline void attention_clear_fits(attention *a) {
+    a->fits.limits = a->limits[0];
+    for (int t = 0; t < ATTEND_TENSORS; t++)
+        for (int m = 0; m < MISTAKES; m++) a->fits.of[t][m].distance.all = INFINITY;
+}
+
+static inline int attention_note_mistakes(attention *a) {
+    attention_clear_fits(a);
+    if (a->of_keys == a->of_rows)
+        return attention_note(a, a->of_rows, OF_FORWARD | OF_BACKWARD);
+    if (attention_note(a, a->of_rows, OF_FORWARD | OF_DQ)) return -1;
+    return a->of_keys ? attention_note(a, a->of_keys, OF_DK | OF_DV) : 0;
+}
+
 /* A moved row may come from anywhere, so it is searched in whole, not in a sample. */
 static inline void attention_try_moved(attention *a) {
     attend_case c = a->right;
@@ -820,9 +840,7 @@ static inline void attention_try_moved(attention *a) {
 static inline int attention_try_mistakes(attention *a) {
     int64_t tokens[2 * ATTEND_DK], kv = 0;
     int n = 0;
-    a->fits.limits = a->limits[0];
-    for (int t = 0; t < ATTEND_TENSORS; t++)
-        for (int m = 0; m < MISTAKES; m++) a->fits.of[t][m].distance.all = INFINITY;
+    attention_clear_fits(a);
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         int64_t first = attention_is_wrong(a, t) ? attention_first(a, t) : -1;
         int64_t per = t < ATTEND_DK ? a->whole.heads : a->whole.kv_heads;
@@ -1102,7 +1120,8 @@ static inline int attention_has_nan(const attention *a) {
     return 0;
 }
 
-static inline void attention_conclude(attention *a, int vacuous, int exchanges) {
+/* shows: what attention_shows found. */
+static inline void attention_conclude(attention *a, int shows) {
     verdict *v = a->v;
     if (v->kind == VERDICT_WRONG && attention_may_be_packed(a->row) && !attention_has_nan(a)) {
         v->kind = VERDICT_INSUFFICIENT;
@@ -1111,13 +1130,16 @@ static inline void attention_conclude(attention *a, int vacuous, int exchanges) 
                     (long long)a->whole.end);
     }
     if (v->kind == VERDICT_WRONG) return;
-    if (vacuous) {
+    if (!shows) {
         v->kind = VERDICT_INSUFFICIENT;
         verdict_say(v, "out is the same if ranks exchange nothing, if documents are ignored "
                        "and if tokens look ahead; dump a longer text of several ranks");
-    } else if (!exchanges) {
+    } else if (!(shows & 1)) {
         verdict_say(v, "no query needs a key of another rank here: the exchange is not shown");
     }
+    if (a->d->sp > 1) verdict_try(v, "own_tokens_only", NULL, shows & 1);
+    verdict_try(v, "documents_ignored", NULL, shows >> 1 & 1);
+    verdict_try(v, "looks_ahead", NULL, shows >> 2 & 1);
 }
 
 /* Whether fp64 holds the squares of the right answers. */
@@ -1135,7 +1157,7 @@ static inline int attention_is_held(const attention *a) {
    take longest; the verdict becomes wrong unless attention_diagnose finds all of these tensors
    marginal. */
 static inline int attention_compare(attention *a) {
-    int vacuous, exchanges = 0;
+    int shows;
     if (attention_load_parts(a, NULL, 0, a->whole.kv_head[a->whole.kv_heads / 2])) return -1;
     attention_kernels(a);
     if (attention_limit(a, a->kernel, &a->limits[0])) return attention_no_memory(a);
@@ -1155,12 +1177,13 @@ static inline int attention_compare(attention *a) {
         a->v->kind = VERDICT_MARGINAL;
         attention_mark(a, t);
     }
-    if ((vacuous = attention_is_vacuous(a, &exchanges)) < 0) return -1;
+    if ((shows = attention_shows(a)) < 0) return -1;
     if (attention_is_zero(a->whole.in[ATTEND_DOUT],
                           attend_rows(&a->whole, ATTEND_OUT) * a->whole.out_dim))
         verdict_say(a->v, "dout is 0 everywhere: gradients show nothing");
     if (a->v->kind == VERDICT_MARGINAL && attention_diagnose(a)) return -1;
-    attention_conclude(a, vacuous, exchanges);
+    if (a->v->kind == VERDICT_RIGHT && a->d->tries_all && attention_note_mistakes(a)) return -1;
+    attention_conclude(a, shows);
     for (int t = 0; t < ATTEND_TENSORS; t++)
         if (a->whole.got[t]) attention_say_tensor(a, t);
     return 0;

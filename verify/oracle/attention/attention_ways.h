@@ -5,7 +5,7 @@
 #ifndef ORACLE_ATTENTION_WAYS_H
 #define ORACLE_ATTENTION_WAYS_H
 #include "attention_limits.h"
-#include "oracle/verdict/mistakes.h"
+#include "oracle/verdict/verdict.h"
 
 /* Of one tensor and one mistake: the form nearest to the dump. */
 typedef struct attend_fit {
@@ -30,6 +30,8 @@ typedef struct attend_case {
     int likely_alone;         /* long trials only of mistakes that match out, lse or dq */
     double most;              /* most multiplications for one trial */
     int left_out;             /* trials that would exceed it */
+    verdict *right_verdict;   /* notes which mistakes would show, of a dump that is right; NULL:
+                                 the dump is wrong, and they are compared with it */
 } attend_case;
 
 enum {
@@ -48,12 +50,31 @@ static inline int attend_open(const attend_case *c, int of) {
     return 0;
 }
 
+/* The distance in units of the limit, of the whole tensor or of its worst row. */
+static inline double attention_times(const attend_distance *distance,
+                                     const attend_limits *limits, int t) {
+    return fmax(attend_ratio(distance->all, limits->all[t]),
+                attend_ratio(distance->row, limits->row[t]));
+}
+
+/* Of a right dump: notes whether the mistake would show in tensor t. Any form is enough: most
+   differ in the ranks that they concern. */
+static inline void attend_note(attend_case *c, int t, const char *name, const double *x) {
+    attend_distance distance = attend_measure(c->p, t, c->right.x[t], x, c->right.scale[t], 0);
+    verdict_try(c->right_verdict, name, NULL,
+                attention_times(&distance, &c->fits->limits, t) > 1);
+}
+
 /* Records this form for tensor t if it is nearer to the dump than the mistake's other forms. */
 static inline void attend_consider_tensor(attend_case *c, int t, const char *name,
                                           const char *form, const double *x) {
     attend_fit *fit = &c->fits->of[t][mistake_named(name) - mistakes];
     attend_distance distance;
     if (!c->open[t]) return;
+    if (c->right_verdict) {
+        attend_note(c, t, name, x);
+        return;
+    }
     distance = attend_measure(c->p, t, c->p->got[t], x, c->right.scale[t], 1);
     if (!(distance.all < fit->distance.all)) return;
     fit->distance = distance;

@@ -37,6 +37,7 @@ static inline void judge_factor(gradient_check *c) {
     law l = factor_law(c, &c->all);
     c->s->judged = 1;
     law_judge(&l, &c->s->v);
+    if (c->s->v.kind == VERDICT_RIGHT) law_try_factors(&l, &c->s->v);
 }
 
 /* A mistake explains the gradient up to a factor. If just one mistake gives the factor, names

@@ -196,6 +196,13 @@ static inline int is_reduced(const reduction_check *c, int64_t rank, int what) {
     return distance_from(l, l->got_want / l->want_want) <= c->tolerance;
 }
 
+static const char *const added_texts[ADDITIONS] = {
+    "the sum of all ranks' local ones", "the sum over the ranks of a sequence",
+    "the sum over replicas", "the rank's own alone", "the sum of local ones that were clipped"};
+static const char *const added_names[ADDITIONS] = {NULL, "replicas_not_reduced",
+                                                   "sequence_not_reduced", "never_synchronised",
+                                                   "clip_before_reduction"};
+
 /* Names the mistakes whose sums fit. Returns how many sums over fewer ranks fit. */
 static inline int name_reductions(const reduction_check *c, int64_t rank, verdict *v) {
     int64_t sp = c->d->sp, dp = c->d->world / sp;
@@ -209,6 +216,17 @@ static inline int name_reductions(const reduction_check *c, int64_t rank, verdic
     if (is_reduced(c, rank, ADDED_REPLICAS) && ++fit)
         verdict_name(v, mistake_named("sequence_not_reduced"));
     return fit;
+}
+
+/* Notes which sums of fewer ranks would give the rank another gradient. */
+static inline void try_reductions(const reduction_check *c, int64_t rank, verdict *v) {
+    int64_t sp = c->d->sp, dp = c->d->world / sp;
+    for (int what = ADDED_SEQUENCE; what < ADDITIONS; what++) {
+        int of_some = what == ADDED_SEQUENCE || what == ADDED_REPLICAS;
+        if ((of_some && (sp == 1 || dp == 1)) || sp * dp == 1) continue;
+        if (what == ADDED_CLIPPED && c->d->facts.max_norm == 0) continue;
+        verdict_try(v, added_names[what], NULL, !is_reduced(c, rank, what));
+    }
 }
 
 /* A sum that is 0, NaN or Inf gives no factor. 1: it is such a sum, and s says so. */
@@ -225,13 +243,6 @@ static inline int reduced_shows_nothing(const reduction_check *c, int64_t rank, 
 }
 
 /* ---- parameter by parameter ---- */
-
-static const char *const added_texts[ADDITIONS] = {
-    "the sum of all ranks' local ones", "the sum over the ranks of a sequence",
-    "the sum over replicas", "the rank's own alone", "the sum of local ones that were clipped"};
-static const char *const added_names[ADDITIONS] = {NULL, "replicas_not_reduced",
-                                                   "sequence_not_reduced", "never_synchronised",
-                                                   "clip_before_reduction"};
 
 /* The most frequent factor among parameters that are multiples of the sum over all ranks; 0:
    there is no such parameter. */
@@ -343,6 +354,7 @@ static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *
     if (!right && !v->count) name_by_parameter(c, rank, v);
     if (!right) return;
     v->count = 0;
+    try_reductions(c, rank, v);
     if (others) v->kind = VERDICT_INSUFFICIENT;
     if (others)
         verdict_say(v, "sums of fewer ranks are the same here: give ranks and replicas "

@@ -159,37 +159,42 @@ static inline double copies_over_replicas(const step_norms *n, int64_t r) {
     return copies_over(n, OVER_REPLICAS, r);
 }
 
-/* Every rank already has the square of the whole norm, and ranks sum it once more. */
+/* Every rank already has the square of the whole norm, and ranks sum it once more. NaN: it is
+   one rank. */
+static inline double again_over(const step_norms *n, int over) {
+    double ranks = (double)added_ranks(n->d, over);
+    return ranks > 1 ? sqrt(n->all * ranks) : NAN;
+}
 static inline double again_over_all(const step_norms *n, int64_t r) {
-    return (void)r, sqrt(n->all * (double)n->d->world);
+    return (void)r, again_over(n, OVER_ALL);
 }
 static inline double again_over_sequence(const step_norms *n, int64_t r) {
-    return (void)r, sqrt(n->all * (double)n->d->sp);
+    return (void)r, again_over(n, OVER_SEQUENCE);
 }
 static inline double again_over_replicas(const step_norms *n, int64_t r) {
-    return (void)r, sqrt(n->all * (double)(n->d->world / n->d->sp));
+    return (void)r, again_over(n, OVER_REPLICAS);
 }
 static inline double norm_clipped(const step_norms *n, int64_t r) {
     double most = n->d->facts.max_norm;
-    return (void)r, most > 0 && sqrt(n->all) > most ? most : NAN;
+    return (void)r, most > 0 ? fmin(most, sqrt(n->all)) : NAN;
 }
 
 static const struct {
-    const char *name;
+    const char *name, *how; /* how: which form; NULL: there is one */
     wrong_norm of;
-} wrong_norms[] = {{"norm_of_part", norm_of_shard},
-                   {"norm_of_part", norm_of_local},
-                   {"norms_added", norms_added_over_all},
-                   {"norms_added", norms_added_over_sequence},
-                   {"norms_added", norms_added_over_replicas},
-                   {"norms_added", norms_of_locals_added},
-                   {"norm_counts_copies", copies_over_all},
-                   {"norm_counts_copies", copies_over_sequence},
-                   {"norm_counts_copies", copies_over_replicas},
-                   {"norm_counts_copies", again_over_all},
-                   {"norm_counts_copies", again_over_sequence},
-                   {"norm_counts_copies", again_over_replicas},
-                   {"norm_after_clip", norm_clipped}};
+} wrong_norms[] = {{"norm_of_part", "of the rank's shard", norm_of_shard},
+                   {"norm_of_part", "of the rank's local gradient", norm_of_local},
+                   {"norms_added", "over all ranks", norms_added_over_all},
+                   {"norms_added", "over a sequence", norms_added_over_sequence},
+                   {"norms_added", "over replicas", norms_added_over_replicas},
+                   {"norms_added", "of local gradients", norms_of_locals_added},
+                   {"norm_counts_copies", "of shards on all ranks", copies_over_all},
+                   {"norm_counts_copies", "of shards in a sequence", copies_over_sequence},
+                   {"norm_counts_copies", "of shards on replicas", copies_over_replicas},
+                   {"norm_counts_copies", "on all ranks", again_over_all},
+                   {"norm_counts_copies", "in a sequence", again_over_sequence},
+                   {"norm_counts_copies", "on replicas", again_over_replicas},
+                   {"norm_after_clip", NULL, norm_clipped}};
 
 /* The largest relative error of a norm by rounding. An element's error is about unit |g|, of
    random sign: the sum of squares deviates by 2 unit sqrt(sum of g^4), the root by half of that
@@ -208,6 +213,16 @@ static inline int name_norms(const step_norms *n, int64_t r, const law *l, verdi
             verdict_name(v, mistake_named(wrong_norms[i].name));
     }
     return v->count - named;
+}
+
+/* Notes which mistakes would give rank r another norm. */
+static inline void try_norms(const step_norms *n, int64_t r, const law *l, verdict *v) {
+    for (size_t i = 0; i < sizeof wrong_norms / sizeof *wrong_norms; i++) {
+        double other = wrong_norms[i].of(n, r);
+        if (!isnan(other))
+            verdict_try(v, wrong_norms[i].name, wrong_norms[i].how,
+                        !law_equal(l, sqrt(n->all), other));
+    }
 }
 
 /* If P shards have nearly equal norms, the sum of these is nearly sqrt(P) times the right norm,
@@ -295,6 +310,7 @@ static inline void judge_norm(const step_norms *n, int64_t r, double got, double
         verdict_say(v, n->d->world == 1 ? "one rank has nothing to put together"
                                         : "all gradients are 0, or one is NaN or Inf");
     }
+    if (v->kind == VERDICT_RIGHT) try_norms(n, r, &l, v);
     if (v->kind != VERDICT_WRONG) return;
     name_nearest_norms(n, r, &l, rounding, v);
     if (!v->count) name_parameters(n, &l, rounding, v);

@@ -29,10 +29,29 @@ static inline const char *seed_way_how(const dump *d, int way) {
                                           : document_ways(d, &count)[way].how;
 }
 
+/* Whose means are averaged: one of means.h; another number if it is no mean of means. */
+static inline int seed_way_grouping(const dump *d, int way) {
+    int count;
+    if (!seeds_are_of_tokens(d)) return document_ways(d, &count)[way].grouping;
+    return way < MEAN_WAYS ? mean_ways[way].grouping : BY_ALL;
+}
+
 static inline int seed_way_is_of_last(const dump *d, int way) {
     int count;
     if (!seeds_are_of_tokens(d)) return document_ways(d, &count)[way].last;
     return way < MEAN_WAYS && mean_ways[way].last;
+}
+
+static inline int seed_way_drops_zero(const dump *d, int way) {
+    return seeds_are_of_tokens(d) && way < MEAN_WAYS && mean_ways[way].zero;
+}
+
+/* Whether token 0 is a target. */
+static inline int seeds_have_zero(const seed_set *s) {
+    for (int64_t i = 0; i < s->f->count; i++)
+        for (int64_t t = 0; t < row_end(&s->f->rows[i]); t++)
+            if (is_target(&s->f->rows[i], t) && s->f->rows[i].labels[t] == 0) return 1;
+    return 0;
 }
 
 static inline int seeds_are_finite(const seed_set *s) {
@@ -57,6 +76,7 @@ static inline int seed_set_make(const seed_set *set, int way) {
     int made = 1;
     if (objective == DUMP_VALUE || has_terms(&s->f->d->facts)) return 0;
     if (seed_way_is_of_last(s->f->d, way) && s->f->d->accumulation == 1) return 0;
+    if (seed_way_drops_zero(s->f->d, way) && !seeds_have_zero(s)) return 0;
     for (int64_t i = 0; i < s->f->count; i++)
         memset(s->of[i], 0, (size_t)(s->f->rows[i].tokens + 1) * sizeof **s->of);
     if (objective == DUMP_SFT)

@@ -52,27 +52,20 @@ static inline int step_shows_nothing(const step_check *c, const step_match *m, v
     return why != NULL;
 }
 
-/* Whether any form of the way's mistake shows. */
-static inline int mistake_shows(const step_check *c, int way) {
-    for (int i = 1; i < STEP_WAYS; i++)
-        if (step_ways[i].name && !strcmp(step_ways[i].name, step_ways[way].name) &&
-            way_shows(c, i))
-            return 1;
-    return 0;
+/* Whether the mistake can be made in this step: the optimizer has what it is about, and the
+   dump says what it takes. */
+static inline int way_can_be(const step_check *c, int i) {
+    const step_way *way = &step_ways[i];
+    if (!way->name || isnan(c->of[0].from_right[i])) return 0;
+    if (way->decay == DECAY_VECTORS && !c->vectors) return 0; /* one group */
+    return c->n->d->facts.optimizer == DUMP_ADAMW || way->clip || way->decay;
 }
 
-/* Says which mistakes would not change this step. */
-static inline void say_hidden_ways(const step_check *c, verdict *v) {
-    char text[290] = "";
-    for (int i = 1; i < STEP_WAYS; i++) {
-        const char *name = step_ways[i].name, *last = step_ways[i - 1].name;
-        if (!name || (last && !strcmp(name, last))) continue; /* the same mistake again */
-        if (mistake_shows(c, i) || strlen(text) + strlen(name) + 3 > sizeof text) continue;
-        if (c->n->d->facts.optimizer == DUMP_ADAMW || step_ways[i].clip || step_ways[i].decay)
-            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", *text ? ", " : "",
-                     name);
-    }
-    if (*text) verdict_say(v, "would not show in this step: %.290s", text);
+/* Notes which mistakes would change this step. */
+static inline void try_ways(const step_check *c, verdict *v) {
+    for (int i = 1; i < STEP_WAYS; i++)
+        if (way_can_be(c, i))
+            verdict_try(v, step_ways[i].name, step_ways[i].how, way_shows(c, i));
 }
 
 /* The distance of all ranks' steps from the way; Inf: they do not match, or are hardly nearer
@@ -214,7 +207,7 @@ static inline void judge_step(const step_check *c, stage *s) {
     if (step_shows_nothing(c, &total, v)) return;
     if (way_matches(c, 0)) {
         v->kind = VERDICT_RIGHT;
-        say_hidden_ways(c, v);
+        try_ways(c, v);
         return;
     }
     name_ways(c, v);

@@ -400,7 +400,7 @@ static inline void judge_advantages(verdict *v, const reward_table *t,
     } else if (v->kind == VERDICT_RIGHT) {
         verdict_say(v, "what documents' rewards and groups give");
         if (way > 0) verdict_say(v, "%s", a->ways[way].how);
-        rewards_say_hidden(t, a->ways, ADVANTAGE_WAYS, v);
+        rewards_try(t, a->ways, ADVANTAGE_WAYS, v);
     }
     rewards_say_limit(t, v);
 }

@@ -64,20 +64,12 @@ static inline int answers_show(const answers *a, const law *l, const char *name)
     return 0;
 }
 
-/* Lists mistakes that give the right loss, too: a right loss does not exclude them. */
-static inline void answers_say_hidden(const answers *a, const law *l, verdict *v) {
-    char names[240] = "";
-    for (int i = 0; i < a->count; i++) {
-        const char *name = a->other[i].name;
-        int seen = !law_equal(l, a->other[i].loss, a->right);
-        for (int k = 0; k < a->count && !seen; k++) /* another form of it shows, or was said */
-            seen = !strcmp(a->other[k].name, name) &&
-                   (k < i || answer_shows(l, a->other[k].loss, a->right));
-        if (!seen && strlen(names) + strlen(name) + 3 < sizeof names)
-            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
-                     *names ? ", " : "", name);
-    }
-    if (*names) verdict_say(v, "the same here, so not excluded: %s", names);
+/* Notes which mistakes would give another loss. */
+static inline void answers_try(const answers *a, const law *l, verdict *v) {
+    for (int i = 0; i < a->count; i++)
+        if (!isnan(a->other[i].loss))
+            verdict_try(v, a->other[i].name, a->other[i].how,
+                        !law_equal(l, a->other[i].loss, a->right));
 }
 
 static inline void answers_name(const answers *a, const law *l, verdict *v) {
@@ -134,7 +126,7 @@ static inline void answers_judge(const answers *a, const law *l, verdict *v) {
                            "log-probs");
     } else if (v->kind == VERDICT_RIGHT) {
         if (!right) verdict_say(v, "%s", accepted->how);
-        answers_say_hidden(a, l, v);
+        answers_try(a, l, v);
     }
 }
 

@@ -333,6 +333,13 @@ static inline int gae_any_shows(const gae_step *g) {
     return 0;
 }
 
+/* Notes which mistakes would give other numbers. One rank of a sequence cuts nothing. */
+static inline void gae_try(const gae_step *g, verdict *v) {
+    for (int way = GAE_OWN; way < GAE_WAYS; way++)
+        if (g->f->sp > 1 || way == GAE_ACROSS)
+            verdict_try(v, gae_ways[way].name, gae_ways[way].how, gae_shows(g, way));
+}
+
 static inline void gae_say_first(gae_step *g, verdict *v) {
     const gae_token *k = NULL;
     double by, want;
@@ -366,11 +373,12 @@ static inline void gae_judge(gae_step *g, verdict *v, int returns) {
         return;
     }
     v->kind = accepted ? VERDICT_RIGHT : VERDICT_WRONG;
-    if (accepted)
+    if (accepted) {
         verdict_say(v, "%s of %lld tokens: %s", g->what, (long long)g->count, accepted);
-    else
-        gae_name(g, v);
-    if (accepted) return;
+        gae_try(g, v);
+        return;
+    }
+    gae_name(g, v);
     apart_say(v);
     gae_say_first(g, v);
 }

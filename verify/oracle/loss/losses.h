@@ -187,6 +187,7 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
     law l = loss_limits(p, f, got, unit);
     step_means *means = loss_is_of_tokens(f) ? &p->tokens.means : &p->means;
     answers_judge(&p->answers, &l, v);
+    if (v->kind == VERDICT_RIGHT) means_try(means, &l, rank, f, v);
     if (v->kind != VERDICT_WRONG) return;
     means_name(means, &l, rank, f, v);
     answers_name(&p->answers, &l, v);

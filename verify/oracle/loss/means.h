@@ -90,21 +90,38 @@ static inline int means_are_others(const dump_facts *f, int grouping) {
            (place && (f->world == f->sp || f->sp == 1));
 }
 
+/* The grouping with the number and limits of `l`, which the rank reports; NULL: not used. */
+static inline law *means_by(step_means *m, int i, const law *l, int64_t rank,
+                            const dump_facts *f) {
+    law *by = &m->by[i];
+    if (!by->groups || means_are_others(f, i)) return NULL;
+    by->got = l->got;
+    by->tolerance = l->tolerance;
+    by->slack = l->slack;
+    by->right = l->right;
+    by->has_right = 1;
+    by->copies = l->copies;
+    by->own = i <= BY_RANK ? rank : i < BY_PLACE ? rank / f->sp : rank % f->sp;
+    return by;
+}
+
+/* Notes which mistakes would change a right number, grouping by grouping. */
+static inline void means_try(step_means *m, const law *l, int64_t rank, const dump_facts *f,
+                             verdict *v) {
+    for (int i = 0; i < GROUPINGS; i++) {
+        law *by = means_by(m, i, l, rank, f);
+        if (by && by->groups > 1) law_try_means(by, grouping_names[i], v);
+    }
+}
+
 /* Names the mistakes that explain a wrong number, grouping by grouping. */
 static inline void means_name(step_means *m, const law *l, int64_t rank, const dump_facts *f,
                               verdict *v) {
     char names[200] = "";
     for (int i = 0; i < GROUPINGS; i++) {
-        law *by = &m->by[i];
+        law *by = means_by(m, i, l, rank, f);
         verdict one = {.count = 0};
-        if (!by->groups || means_are_others(f, i)) continue;
-        by->got = l->got;
-        by->tolerance = l->tolerance;
-        by->slack = l->slack;
-        by->right = l->right;
-        by->has_right = 1;
-        by->copies = l->copies;
-        by->own = i <= BY_RANK ? rank : i < BY_PLACE ? rank / f->sp : rank % f->sp;
+        if (!by) continue;
         law_name_means(by, &one);
         /* MEAN_OVER_GROUPS only scales the right mean, so it does not point to places. */
         for (int k = one.count - 1; k >= 0 && i >= BY_PLACE; k--)

@@ -94,31 +94,13 @@ static inline int rewards_any_shows(const reward_table *t, const reward_way *way
     return 0;
 }
 
-/* Whether the mistake can be made here, and all its possible forms give the right numbers. */
-static inline int rewards_hide(const reward_table *t, const reward_way *ways, int count,
-                               const char *name) {
-    int hidden = 0;
+/* Notes which mistakes would give other numbers. */
+static inline void rewards_try(const reward_table *t, const reward_way *ways, int count,
+                               verdict *v) {
     for (int way = 1; way < count; way++) {
-        int shows = ways[way].name && !strcmp(ways[way].name, name) ? rewards_show(t, way) : -1;
-        if (shows > 0) return 0;
-        hidden |= !shows;
+        int shows = ways[way].name ? rewards_show(t, way) : -1;
+        if (shows >= 0) verdict_try(v, ways[way].name, ways[way].how, shows);
     }
-    return hidden;
-}
-
-/* Lists the mistakes that are not excluded, because they give the right numbers here. */
-static inline void rewards_say_hidden(const reward_table *t, const reward_way *ways, int count,
-                                      verdict *v) {
-    char names[240] = "";
-    for (int way = 1; way < count; way++) {
-        const char *name = ways[way].name;
-        if (!name || (ways[way - 1].name && !strcmp(name, ways[way - 1].name))) continue;
-        if (rewards_hide(t, ways, count, name) && !strstr(names, name) &&
-            strlen(names) + strlen(name) + 3 < sizeof names)
-            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
-                     *names ? ", " : "", name);
-    }
-    if (*names) verdict_say(v, "the same here, so not excluded: %s", names);
 }
 
 /* Begins the verdict. Returns the count of numbers to judge; 0: the verdict says why. */
@@ -262,7 +244,7 @@ static inline void judge_scores(verdict *v, const step_documents *s, const dump_
     } else if (v->kind == VERDICT_RIGHT) {
         verdict_say(v, "%lld scores, each the value at its document's last token",
                     (long long)count);
-        rewards_say_hidden(&t, score_ways, SCORE_WAYS, v);
+        rewards_try(&t, score_ways, SCORE_WAYS, v);
     }
     rewards_say_limit(&t, v);
 }

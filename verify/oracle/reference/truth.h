@@ -504,6 +504,38 @@ static inline int angles_gradient(truth *t, const double *right, const seed_set 
     return status < 0 ? -1 : 0;
 }
 
+static inline void take_seeds(double *to, const seed_set *seeds) {
+    for (int64_t i = 0, n = 0; i < seeds->f->count; n += seeds->f->rows[i++].tokens)
+        memcpy(to + n, seeds->of[i], (size_t)seeds->f->rows[i].tokens * sizeof *to);
+}
+
+/* Notes which mistakes in the seeds would show. A gradient is linear in its seeds, so it is
+   about as far off as they are. 0, or -1: no memory. */
+static inline int try_seed_ways(truth *t, verdict *v, const seed_set *seeds) {
+    int64_t n = 0;
+    double *right, *other;
+    for (int64_t i = 0; i < seeds->f->count; i++) n += seeds->f->rows[i].tokens;
+    right = (double *)calloc((size_t)n * 2 + 1, sizeof *right);
+    if (!right) return reference_no_memory(&t->exact);
+    other = right + n;
+    seed_set_make(seeds, SEEDS_RIGHT);
+    take_seeds(right, seeds);
+    for (int i = 1; i < seed_ways(t->d); i++) {
+        int by = seed_way_grouping(t->d, i), of_groups = by < GROUPINGS;
+        likeness l = {0};
+        if (of_groups && (means_are_others(&t->d->facts, by) || groups_in(seeds, by) == 1))
+            continue;
+        if (!seed_way_name(t->d, i) || !seed_set_make(seeds, i)) continue;
+        take_seeds(other, seeds);
+        liken(&l, other, right, n);
+        verdict_try(v, seed_way_name(t->d, i),
+                    of_groups ? grouping_names[by] : seed_way_how(t->d, i),
+                    !(distance_from(&l, 1) <= t->gradient_limit));
+    }
+    free(right);
+    return 0;
+}
+
 /* Judges one distance over all tensors, since the limit is measured over all of them, too.
    Angles in float32 count as in judge_logp. */
 static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
@@ -519,9 +551,10 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
         if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
                         "all gradients are 0, or one of the reference is NaN or Inf");
-        else if (distance <= c.tolerance)
+        else if (distance <= c.tolerance) {
             judge_factor(&c);
-        else
+            if (s->v.kind == VERDICT_RIGHT) status = try_seed_ways(t, &s->v, seeds);
+        } else
             status = judge_wrong_gradient(t, s, &c, right, seeds, factor);
         doubt_float32(t, distance, t->gradient_noise, angles, &s->v);
         verdict_say(&s->v, "%s", t->second);

@@ -116,6 +116,11 @@ static inline void check_positions(stage *s, const dump_row *row) {
     }
     if (!wrong) {
         verdict_say(v, "each is the token's place in its document");
+        verdict_try(v, "positions_run_on", NULL,
+                    row_differs(row, row->positions, position_runs_on, &other) > 0);
+        if (row_has_cuts(row))
+            verdict_try(v, "positions_local", NULL,
+                        row_differs(row, row->positions, position_local, &other) > 0);
         return;
     }
     if (!row_differs(row, row->positions, position_runs_on, &other))
@@ -153,6 +158,24 @@ static inline int64_t label_of_contiguous(const dump_row *row, int64_t t) {
     return label_right(row, row->gathered[t]);
 }
 
+static inline int64_t label_twice_apart(const dump_row *row, int64_t t) {
+    return row->next[t] < 0 ? DUMP_IGNORE : label_right(row, row->next[t]);
+}
+
+static const struct {
+    const char *name, *how;
+    token_rule rule;
+    int loses, cuts; /* leaves cuts without a label; shows only where there are cuts */
+} label_rules[] = {
+    {"shift_after_split", NULL, label_after_split, 1, 1},
+    {"labels_not_shifted", NULL, label_unshifted, 0, 0},
+    {"labels_shifted_twice", "before the split", label_twice, 0, 0},
+    {"labels_shifted_twice", "before and behind the split", label_twice_apart, 1, 1},
+    {"labels_cross_documents", NULL, label_crosses, 0, 0},
+    {"side_tensor_not_split", "labels of the row's begin", label_of_row_begin, 0, 1},
+    {"side_tensor_not_split", "labels of a contiguous share", label_of_contiguous, 0, 1}};
+enum { LABEL_RULES = sizeof label_rules / sizeof *label_rules };
+
 /* Whether the token has no label although its neighbours in the document have one. */
 static inline int label_gap(const dump_row *row, int64_t t) {
     return row->labels[t] == DUMP_IGNORE && t > 0 && t + 1 < row_end(row) &&
@@ -169,6 +192,7 @@ static inline int row_is_cut(const dump_row *row, int64_t t) {
 typedef struct label_gaps {
     int64_t labels, at_cuts, elsewhere, right_at_cuts;
     int rows, without_documents;
+    int cuts, shows[LABEL_RULES]; /* some row has cuts; a rule gives some other label */
     char first[200];
 } label_gaps;
 
@@ -199,30 +223,32 @@ static inline int64_t labels_differ(const dump_row *row, token_rule rule, int64_
     return count;
 }
 
-static inline int64_t label_twice_apart(const dump_row *row, int64_t t) {
-    return row->next[t] < 0 ? DUMP_IGNORE : label_right(row, row->next[t]);
+/* Whether a later document is trained from its first label on. Elsewhere its first token may be
+   of a prompt, whose mask hides a label that crosses into it. */
+static inline int row_begins_trained(const dump_row *row) {
+    for (int64_t t = 0; t + 2 < row_end(row); t++)
+        if (row_ends_document(row, t) && !row_ends_document(row, t + 1) &&
+            row->labels[t + 1] != DUMP_IGNORE)
+            return 1;
+    return 0;
 }
 
 /* Names the mistakes that explain a row's wrong labels. lost: labels are also missing at all
    cuts. */
 static inline void name_label_mistakes(verdict *v, const dump_row *row, int lost) {
-    static const struct {
-        const char *name;
-        token_rule rule;
-        int loses, cuts; /* leaves cuts without a label; shows only where there are cuts */
-    } known[] = {{"shift_after_split", label_after_split, 1, 1},
-                 {"labels_not_shifted", label_unshifted, 0, 0},
-                 {"labels_shifted_twice", label_twice, 0, 0},
-                 {"labels_shifted_twice", label_twice_apart, 1, 1},
-                 {"labels_cross_documents", label_crosses, 0, 0},
-                 {"side_tensor_not_split", label_of_row_begin, 0, 1},
-                 {"side_tensor_not_split", label_of_contiguous, 0, 1}};
     int cuts = row_has_cuts(row);
     int64_t first;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (known[i].loses >= lost && cuts >= known[i].cuts &&
-            !labels_differ(row, known[i].rule, &first))
-            verdict_name(v, mistake_named(known[i].name));
+    for (int i = 0; i < LABEL_RULES; i++)
+        if (label_rules[i].loses >= lost && cuts >= label_rules[i].cuts &&
+            !labels_differ(row, label_rules[i].rule, &first))
+            verdict_name(v, mistake_named(label_rules[i].name));
+}
+
+/* Notes which mistakes would give other labels than the right ones of all rows. */
+static inline void try_labels(verdict *v, const label_gaps *g) {
+    for (int i = 0; i < LABEL_RULES; i++)
+        if (g->cuts >= label_rules[i].cuts)
+            verdict_try(v, label_rules[i].name, label_rules[i].how, g->shows[i]);
 }
 
 /* Judges the labels of one row. check_gaps judges missing ones after the last row. */
@@ -235,6 +261,11 @@ static inline void check_labels(stage *s, const dump_row *row, label_gaps *all) 
     count_gaps(&gaps, row);
     count_gaps(all, row);
     wrong = labels_differ(row, label_right, &first);
+    all->cuts |= row_has_cuts(row);
+    for (int i = 0; !wrong && i < LABEL_RULES; i++)
+        all->shows[i] |= label_rules[i].rule == label_crosses
+                             ? row_begins_trained(row)
+                             : labels_differ(row, label_rules[i].rule, &first) > 0;
     if (!wrong) return;
     v = stage_begin(s, VERDICT_WRONG);
     name_label_mistakes(v, row, gaps.at_cuts && !gaps.right_at_cuts);
@@ -256,6 +287,7 @@ static inline void check_gaps(stage *s, const label_gaps *g, int64_t sp) {
         v->kind = VERDICT_RIGHT;
         verdict_say(v, "%lld labels, each the next token of its document",
                     (long long)g->labels);
+        try_labels(v, g);
     } else if (!g->at_cuts) {
         verdict_say(v, "no cut between two ranks has a label, so a shift after the split would "
                        "not show; give a step whose cuts lie in answers");
@@ -460,6 +492,7 @@ typedef struct step_parts {
 static inline void judge_row(dump *d, stage *stages, step_parts *p, const dump_row *row,
                              const dump_places *found, int64_t dp, int64_t micro) {
     stage one[STAGES] = {{0}};
+    for (int64_t t = 0; t < row_end(row); t++) d->interleaved |= row->gathered[t] != t;
     check_places(&one[PLACES], row, found, d->sp);
     check_positions(&one[POSITIONS], row);
     check_labels(&one[LABELS], row, &p->gaps);

@@ -198,6 +198,13 @@ static inline void law_name_window(const law *l, verdict *v) {
     }
 }
 
+/* Notes that each mistake of scale would show: its factor here is not 1. */
+static inline void law_try_factors(const law *l, verdict *v) {
+    for (int i = 0; i < MISTAKES; i++)
+        if (law_scales(&mistakes[i]) && law_factor(l, &mistakes[i].scale) != 1)
+            verdict_try(v, mistakes[i].name, NULL, 1);
+}
+
 static inline void law_say_right(const law *l, verdict *v) {
     v->kind = VERDICT_RIGHT;
     if (l->sp == 1 && l->dp == 1 && l->accumulation == 1 && !l->configured) {
@@ -283,15 +290,45 @@ static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
     return law_equal(l, l->got, x) && !law_equal(l, x, right);
 }
 
-static inline int law_matches(const law *l, const mistake *m) {
-    int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN || m->mean == MEAN_OWN_SHARE;
-    if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
+/* Whether the mistake uses one group's sum or count. */
+static inline int law_is_own(const mistake *m) {
+    return m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN || m->mean == MEAN_OWN_SHARE;
+}
+
+/* Whether a mistake that uses one group's sum or count may use group i. */
+static inline int law_may_use(const law *l, int64_t i) {
+    return l->own_of >= 0 && (!l->own_of || i % l->own_of == l->own);
+}
+
+/* Whether the mistake can be made with these groups, and is not another one under its name. */
+static inline int law_can_be(const law *l, const mistake *m) {
+    if (m->mean == MEAN_NAN) return law_has_empty(l);
     if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* as MEAN_OF_MEANS */
-    if (m->mean == MEAN_NONE || (l->shares && m->mean != MEAN_OVER_GROUPS)) return 0;
-    if (!own) return law_gives(l, m->mean, 0);
-    for (int64_t i = 0; l->own_of >= 0 && i < l->groups; i++)
-        if ((!l->own_of || i % l->own_of == l->own) && law_gives(l, m->mean, i)) return 1;
+    if (m->mean == MEAN_OVER_ALL && !(l->all_tokens > 0)) return 0;
+    return m->mean != MEAN_NONE && (!l->shares || m->mean == MEAN_OVER_GROUPS);
+}
+
+static inline int law_matches(const law *l, const mistake *m) {
+    if (!law_can_be(l, m)) return 0;
+    if (m->mean == MEAN_NAN) return isnan(l->got);
+    if (!law_is_own(m)) return law_gives(l, m->mean, 0);
+    for (int64_t i = 0; i < l->groups; i++)
+        if (law_may_use(l, i) && law_gives(l, m->mean, i)) return 1;
     return 0;
+}
+
+/* Notes which mistakes would give another mean of these groups than the right one. */
+static inline void law_try_means(const law *l, const char *groups, verdict *v) {
+    double right = l->has_right ? l->right : law_mean(l, MEAN_NONE, 0);
+    for (int i = 0; i < MISTAKES; i++) {
+        const mistake *m = &mistakes[i];
+        if (!law_can_be(l, m)) continue;
+        for (int64_t k = 0; k < (law_is_own(m) ? l->groups : 1); k++)
+            if (!law_is_own(m) || law_may_use(l, k))
+                verdict_try(v, m->name, groups,
+                            m->mean == MEAN_NAN ||
+                                !law_equal(l, law_mean(l, m->mean, k), right));
+    }
 }
 
 /* Equal counts, or equal means, hide most mistakes: then a right number says little. */

@@ -98,7 +98,10 @@ static inline void stage_add(stage *s, const stage *one) {
     if (!one->judged && *one->lacks && !*s->lacks)
         memcpy(s->lacks, one->lacks, sizeof s->lacks);
     if (!one->judged) return;
-    if (s->judged && verdict_weight(s->v.kind) >= verdict_weight(one->v.kind)) return;
+    if (s->judged && verdict_weight(s->v.kind) >= verdict_weight(one->v.kind)) {
+        if (s->v.kind == one->v.kind) verdict_take_tried(&s->v, &one->v);
+        return;
+    }
     s->judged = 1;
     s->v = one->v;
 }

@@ -43,8 +43,26 @@ static inline int judges_more_than_places(const stage *stages) {
     return 0;
 }
 
-/* To pass, every judged stage must be right, and one besides places and positions be judged. */
-static inline verdict whole_verdict(const stage *stages, int required) {
+/* Whether a right stage leaves the mistake open. What a reduction leaves open, right gradients
+   exclude: they are what it gives. */
+static inline int is_left_open(const stage *stages, const mistake *m) {
+    const stage *g = &stages[GRADIENTS];
+    int exclude = g->judged && g->v.kind == VERDICT_RIGHT;
+    for (int i = 0; i < STAGES; i++)
+        if (stages[i].judged && verdict_hides(&stages[i].v, m) && !(i == REDUCTION && exclude))
+            return 1;
+    return 0;
+}
+
+static inline int count_left_open(const stage *stages) {
+    int count = 0;
+    for (int i = 0; i < MISTAKES; i++) count += is_left_open(stages, &mistakes[i]);
+    return count;
+}
+
+/* To pass, every judged stage must be right, and one besides places and positions be judged.
+   all: and no known mistake may give the same numbers. */
+static inline verdict whole_verdict(const stage *stages, int required, int all) {
     const stage *worst = named_by_model(stages, worst_stage(stages));
     verdict v = {.kind = VERDICT_INSUFFICIENT};
     if (worst) v = worst->v;
@@ -53,6 +71,8 @@ static inline verdict whole_verdict(const stage *stages, int required) {
     for (int i = 0; i < STAGES; i++)
         if (v.kind != VERDICT_WRONG && stage_shows_nothing(stages, i, required))
             v.kind = VERDICT_INSUFFICIENT;
+    if (all && v.kind != VERDICT_WRONG && count_left_open(stages))
+        v.kind = VERDICT_INSUFFICIENT;
     return v;
 }
 
@@ -119,6 +139,18 @@ static inline void summary_add_judged(summary *s, const stage *stages, verdict_k
         summary_add(s, " (%d of %d stages)", stages_judged(stages), stages_listed(stages));
 }
 
+/* "2 known mistakes give the same here: a, b" */
+static inline void summary_add_open(summary *s, const stage *stages) {
+    int count = count_left_open(stages), said = 0;
+    if (!count) return;
+    summary_add(s, "; %d known mistake%s the same here: ", count,
+                count == 1 ? " gives" : "s give");
+    for (int i = 0; i < MISTAKES && said < 6; i++)
+        if (is_left_open(stages, &mistakes[i]))
+            summary_add(s, "%s%s", said++ ? ", " : "", mistakes[i].name);
+    if (said < count) summary_add(s, " and %d more", count - said);
+}
+
 /* "" for a wrong verdict: its own headline is printed instead. */
 static inline void summarize(summary *s, const stage *stages, const verdict *v, int required,
                              const char *hint) {
@@ -131,6 +163,7 @@ static inline void summarize(summary *s, const stage *stages, const verdict *v, 
         summary_add(s, "%s", *s->text ? "; nothing more was judged" : "nothing was judged");
     else if (!(required & stage_bit(GRADIENTS)))
         summary_add_gradients(s, stages, hint);
+    if (judges_more_than_places(stages)) summary_add_open(s, stages);
     text_mend(s->text);
 }
 #endif

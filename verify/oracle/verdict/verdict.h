@@ -22,13 +22,23 @@ typedef enum verdict_kind {
     VERDICT_CLOSE = 8     /* equal but for rounding; exit code 0, with --strict 5 */
 } verdict_kind;
 
-enum { VERDICT_LINES = 16 };
+/* A form of a mistake that could have been made, and whether its number differs from the right
+   one. If it does not, a right verdict does not exclude it. */
+typedef struct tried_form {
+    const mistake *m;
+    const char *how; /* which form; NULL: the mistake has one */
+    int shows;
+} tried_form;
+
+enum { VERDICT_LINES = 16, VERDICT_TRIED = 128 };
 typedef struct verdict {
     verdict_kind kind;
     const mistake *named[MISTAKES]; /* (count) if wrong; count 0: no known mistake */
     int count, lines;
     int all;                       /* 1: all named mistakes were made; 0: one of them */
     char line[VERDICT_LINES][320]; /* the evidence, in sentences */
+    tried_form tried[VERDICT_TRIED];
+    int tried_count;
 } verdict;
 
 /* ---- characters ---- */
@@ -91,6 +101,32 @@ static inline void verdict_name(verdict *v, const mistake *m) {
     for (int i = 0; i < v->count; i++)
         if (v->named[i] == m) return;
     v->named[v->count++] = m;
+}
+
+/* Notes that the mistake could have been made, in this form. Of several rows, ranks or shards
+   one that shows it is enough. */
+static inline void verdict_try(verdict *v, const char *name, const char *how, int shows) {
+    const mistake *m = mistake_named(name);
+    for (int i = 0; i < v->tried_count; i++)
+        if (v->tried[i].m == m && (v->tried[i].how == how ||
+                                   (how && v->tried[i].how && !strcmp(v->tried[i].how, how)))) {
+            v->tried[i].shows |= shows;
+            return;
+        }
+    if (v->tried_count < VERDICT_TRIED)
+        v->tried[v->tried_count++] = (tried_form){m, how, shows};
+}
+
+static inline void verdict_take_tried(verdict *v, const verdict *other) {
+    for (int i = 0; i < other->tried_count; i++)
+        verdict_try(v, other->tried[i].m->name, other->tried[i].how, other->tried[i].shows);
+}
+
+/* Whether a right verdict does not exclude the mistake: a form of it gives the same number. */
+static inline int verdict_hides(const verdict *v, const mistake *m) {
+    for (int i = 0; i < v->tried_count; i++)
+        if (v->kind == VERDICT_RIGHT && v->tried[i].m == m && !v->tried[i].shows) return 1;
+    return 0;
 }
 
 static inline const char *verdict_word(const verdict *v) {
