@@ -289,7 +289,8 @@ static void test_accepted(void) {
     }
     s.advantage = "given";
     set_loss(right_loss() + 5e-6);
-    expect_right("about_0", "so not excluded: kl_missing, ratio_inverted, clip_wrong_side, clip_missing");
+    expect_right("about_0",
+                 "so not excluded: kl_missing, ratio_inverted, clip_wrong_side, clip_missing");
 }
 
 /* ---- what shows nothing ---- */

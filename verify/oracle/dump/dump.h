@@ -142,7 +142,7 @@ typedef struct dump {
     double widened;  /* relative tolerance of the loss, beside its derived limit; 0: none */
     double divisor;  /* the number by which ranks divide their own loss sums, relative to the
                        step's count of supervised tokens; 0: not known */
-    int interleaved; /* some row's order is not that of its ranks' tokens one after another */
+    int interleaved; /* some row is not its ranks' tokens, one rank's behind another's */
     int tries_all;   /* on a right attention, too, all mistakes are tried: which would show? */
     /* (rows) of (tokens): for pictures, bit t is set where attention's tensor t has a wrong row;
        NULL: none was judged wrong */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* tell_apart.h - what to measure if mistakes give the same number as each other, or as the right
- * step: a step in which each of them gives a different number. */
+/* tell_apart.h - what to measure if several mistakes give the same number, or one gives the
+ * right number: a step in which each of them gives a number of its own. */
 #ifndef ORACLE_TELL_APART_H
 #define ORACLE_TELL_APART_H
 #include "oracle/dump/dump.h"
