@@ -51,6 +51,7 @@ typedef struct scene {
     int source;
     int64_t empty;   /* this many empty documents follow the others */
     int padded;      /* padding is a document of its own */
+    int no_row;      /* the last replica's last micro-batch has no token (leave_out_row) */
     int whole;       /* rewards and desirable: 0: dtype, 1: I64, else U8 */
     const char *odd; /* what is wrong with rank 1's file */
 } scene;

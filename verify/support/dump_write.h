@@ -53,11 +53,16 @@ static inline void add_numbers(page *p, int64_t micro, const char *name, const d
     add(p, micro, name, as_dtype(x, n, dtype), dtype, n);
 }
 
+static inline int64_t held_of(int64_t rank, int64_t micro) {
+    int none = s.no_row && rank / s.sp == s.dp - 1 && micro == s.micro - 1;
+    return none ? 0 : s.held[rank % s.sp];
+}
+
 /* Numbers of a rank's tokens; those of s.side are taken as s.source says, and then untrained
    tokens, which no loss uses, have other numbers on each rank. */
 static inline void add_tokens(page *p, int64_t rank, int64_t micro, const char *name,
                               const double *x) {
-    int64_t r = rank % s.sp, n = s.held[r];
+    int64_t r = rank % s.sp, n = held_of(rank, micro);
     double own[TOKENS];
     int source = s.side && !strcmp(s.side, name) ? s.source : SPLIT;
     for (int64_t i = 0; i < n; i++) {
@@ -106,7 +111,7 @@ static inline void add_groups(page *p, int64_t rank, int64_t micro, const row *r
 }
 
 static inline void add_integers(page *p, int64_t rank, int64_t micro, const row *r) {
-    int64_t member = rank % s.sp, n = s.held[member];
+    int64_t member = rank % s.sp, n = held_of(rank, micro);
     int32_t ids[TOKENS], labels[TOKENS];
     int64_t begins[2 * DOCS + 1], docs = r->docs;
     memcpy(begins, cu_seqlens, sizeof cu_seqlens);

@@ -440,6 +440,27 @@ static void test_dual_clip(const char *reduction) {
     expect_loss(right_loss(), "unknown", "loss wrong");
 }
 
+/* The last micro-batch of the last replica has no row at all, as dynamic batches leave one. */
+static void leave_out_row(void) {
+    row *r = &s.of[s.dp - 1][s.micro - 1];
+    s.no_row = 1;
+    r->docs = 0;
+    for (int64_t t = 0; t < TOKENS; t++) r->labels[t] = NONE;
+}
+
+static void test_no_row(const char *objective, int64_t sp) {
+    begin(objective, sp, 2, 2);
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    leave_out_row();
+    set_loss(right_loss());
+    expect(0, "right", "loss right: got");
+    test_end("means_no_row_%s_P%lld", objective, (long long)sp);
+    set_loss(right_loss() * 1.1);
+    expect(1, "wrong: unknown", "loss wrong: got");
+    test_end("means_no_row_%s_P%lld_wrong", objective, (long long)sp);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_tokens("sft");
@@ -462,5 +483,12 @@ int main(int argc, char **argv) {
     test_terms("ppo", "entropy_coef", &s.entropy_coef, 0.02);
     test_dual_clip("token");
     test_dual_clip("sequence");
+    for (int64_t sp = 1; sp <= 3; sp += 2) {
+        test_no_row("sft", sp);
+        test_no_row("ppo", sp);
+        test_no_row("dpo", sp);
+        test_no_row("kto", sp);
+        test_no_row("rm", sp);
+    }
     return test_summary();
 }

@@ -318,6 +318,59 @@ static void test_odd_advantages(void) {
     expect_named("unknown", "rewards wrong");
 }
 
+static void set_groups(const int64_t *groups) {
+    for (int64_t d = 0; d < DOCS; d++) s.of[0][0].groups[d] = groups[d];
+}
+
+static void set_document(int64_t d, double advantage) {
+    for (int64_t t = cu_seqlens[d]; t <= last_of(d); t++) s.of[0][0].advantages[t] = advantage;
+}
+
+/* One of three responses is missing in the second group, and strides of three are taken. */
+static void test_stride(void) {
+    static const int64_t groups[] = {7, 7, 7, 2, 2, 5, 5, 5}, strides[] = {0, 0, 0, 1, 1, 1, 2};
+    for (int unbiased = 0; unbiased < 2; unbiased++) {
+        begin("ppo", 3, 1, 1);
+        deal(SEQPAR_LAYOUT_ZIGZAG);
+        fill();
+        s.of[0][0].docs = 7; /* the last stride is not whole */
+        set_groups(strides);
+        set_advantages(in_group, unbiased);
+        set_document(6, 0.125);
+        set_groups(groups);
+        set_loss(right_loss());
+        expect_named("groups_by_stride",
+                     unbiased ? "with the unbiased deviation" : "rewards wrong: first at");
+        set_document(6, 0.125);
+        set_document(0, 0.5);
+        set_loss(right_loss());
+        expect_named("unknown", "rewards wrong: first at");
+    }
+}
+
+/* Rewards of one group are equal; of another there is one. */
+static void test_alike(void) {
+    static const int64_t groups[] = {0, 0, 1, 1, 1, 2, 0, 0};
+    begin("ppo", 3, 1, 1);
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    set_groups(groups);
+    for (int64_t d = 2; d < 5; d++) s.of[0][0].rewards[d] = 0.95;
+    set_advantages(in_group, 0);
+    set_loss(right_loss());
+    expect_right("alike", "what documents' rewards and groups give");
+    for (int64_t d = 2; d < 5; d++) set_document(d, -2246.67);
+    set_loss(right_loss());
+    expect_named("deviation_by_cancellation", "have advantages up to -2246.67");
+    set_document(6, 0.3); /* of another group */
+    set_loss(right_loss());
+    expect_named("unknown", "rewards wrong: first at");
+    set_advantages(in_group, 0);
+    set_document(5, s.of[0][0].rewards[5]);
+    set_loss(right_loss());
+    expect_named("unknown", "groups of one response have their reward as advantage");
+}
+
 /* The root of the mean square of documents' advantages, each once on each rank that trains it. */
 static double usual_advantage(void) {
     double squares = 0, n = 0;
@@ -381,6 +434,8 @@ int main(int argc, char **argv) {
     test_wrong_documents();
     test_unsplit_advantages();
     test_odd_advantages();
+    test_stride();
+    test_alike();
     test_whitening();
     test_limits();
     return test_summary();

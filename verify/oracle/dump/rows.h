@@ -69,6 +69,9 @@ static inline int64_t row_document_begin(const dump_row *row, int64_t token) {
     return row->docs ? row->cu_seqlens[row_document(row, token)] : 0;
 }
 
+/* Whether the ranks write the row, and hold no token of it. */
+static inline int row_is_empty(const dump_row *row) { return row->rank && !row->tokens; }
+
 static inline int64_t row_end(const dump_row *row) { /* tokens from here on are padding */
     return row->docs ? row->cu_seqlens[row->docs] : row->tokens;
 }
@@ -245,6 +248,12 @@ static inline int dump_documents_differ(dump *d, int64_t rank, int64_t micro,
     return d->error.status != 0;
 }
 
+/* Whether cu_seqlens is 0 alone, and no rank holds a token: a replica without a row, as dynamic
+   batches leave one. */
+static inline int is_of_nothing(const dump_row *row, int64_t count) {
+    return count == 1 && row->cu_seqlens[0] == 0 && !row->tokens;
+}
+
 /* Reads cu_seqlens, which is the same on all ranks that have it. If it ends after the last held
    token, the row is extended, so that missing tokens show. 0, or -1 with d->error. */
 static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *row) {
@@ -254,7 +263,7 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
     if (!t) return 0;
     if (!(row->cu_seqlens = dump_integers(d, r, t))) return -1;
     row->docs = t->count - 1;
-    if (row->docs < 1 || row->cu_seqlens[row->docs] > DUMP_TOKENS_MAX) {
+    if ((row->docs < 1 && !is_of_nothing(row, t->count)) || row->cu_seqlens[row->docs] > DUMP_TOKENS_MAX) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: tensor %s has %lld elements and ends with %lld; write one element "
                     "more than there are documents, the last at most %d",

@@ -317,6 +317,7 @@ static inline int documents_are_known(const seed_set *s) {
     for (int64_t i = 0; i < s->f->count; i++) {
         const dump_row *row = &s->f->rows[i];
         if (objective == DUMP_RM && (row->margins || f->center > 0)) return 0;
+        if (row_is_empty(row)) continue;
         if (!row->docs || (objective != DUMP_RM && !row->ref_logp)) return 0;
         if (objective == DUMP_KTO && (!row->desirable || !row->kl)) return 0;
     }

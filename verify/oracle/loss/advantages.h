@@ -15,6 +15,7 @@ enum {
     OF_BATCH,    /* all documents of the step */
     OF_NEXT,     /* the group, but each document has the reward of the next one in its row */
     OF_PREVIOUS, /* likewise, of the previous one */
+    OF_STRIDE,   /* every `stride` documents in turn, whatever their group */
     SCOPES
 };
 typedef struct reward_stat {
@@ -52,6 +53,8 @@ enum {
     ADVANTAGE_PREVIOUS,
     ADVANTAGE_REWARD_NEXT,
     ADVANTAGE_REWARD_PREVIOUS,
+    ADVANTAGE_STRIDE,
+    ADVANTAGE_STRIDE_UNBIASED,
     ADVANTAGE_WHITENED, /* + (base * WHITENINGS + whitening) * 2 + unbiased */
     ADVANTAGE_WAYS = ADVANTAGE_WHITENED + BASES * WHITENINGS * 2
 };
@@ -87,7 +90,9 @@ static const struct {
      0},
     {"reward_on_wrong_document", "the reward is that of the document behind it", OF_NEXT, 0},
     {"reward_on_wrong_document", "the reward is that of the document before it", OF_PREVIOUS,
-     0}};
+     0},
+    {"groups_by_stride", NULL, OF_STRIDE, 0},
+    {"groups_by_stride", "with the unbiased deviation", OF_STRIDE, 1}};
 static const char *const whitening_texts[WHITENINGS] = {
     "whitened over all supervised tokens of the step afterwards: no mistake of sequence "
     "parallelism",
@@ -98,6 +103,7 @@ typedef struct advantage_step {
     reward_stat *stat;                     /* (SCOPES, documents) */
     reward_stat *white[BASES][WHITENINGS]; /* arrays, indexed by white_at */
     reward_way ways[ADVANTAGE_WAYS];
+    int64_t stride; /* documents of the largest group; 0: all groups have as many */
 } advantage_step;
 
 /* ---- groups ---- */
@@ -144,18 +150,34 @@ static inline reward_stat group_stat(const step_documents *s, const group_key *k
 
 /* Fills keys with the scope's documents, sorted: those with equal keys share one baseline.
    Returns their number. */
-static inline int64_t group_keys(const step_documents *s, int scope, group_key *keys) {
+static inline int64_t group_keys(const step_documents *s, int scope, int64_t stride,
+                                 group_key *keys) {
     int64_t n = 0;
     for (int64_t i = 0; i < s->count; i++) {
         const document *o = &s->of[i];
         int by_replica = scope == OF_REPLICA || scope == OF_ROW;
         if (!o->tokens || (scope == OF_TRAINED && !o->labels)) continue;
-        keys[n++] = (group_key){{scope == OF_BATCH ? 0 : o->group, by_replica ? o->dp : 0,
-                                 scope == OF_ROW ? o->micro : 0},
-                                i};
+        keys[n] = (group_key){{scope == OF_BATCH    ? 0
+                               : scope == OF_STRIDE ? n / (stride ? stride : 1)
+                                                    : o->group,
+                               by_replica ? o->dp : 0, scope == OF_ROW ? o->micro : 0},
+                              i};
+        n++;
     }
     qsort(keys, (size_t)n, sizeof *keys, group_order);
     return n;
+}
+
+/* The size of the largest group; 0: all have one size, so a stride finds them. */
+static inline int64_t group_stride(const advantage_step *a, const step_documents *s) {
+    double most = 0, least = INFINITY;
+    for (int64_t i = 0; i < s->count; i++) {
+        double count = a->stat[OF_GROUP * s->count + i].count;
+        if (count == 0) continue; /* a document without a token */
+        most = fmax(most, count);
+        least = fmin(least, count);
+    }
+    return least < most ? (int64_t)most : 0;
 }
 
 /* 0, or -1: no memory. */
@@ -163,7 +185,9 @@ static inline int groups_fill(advantage_step *a, const step_documents *s) {
     group_key *keys = (group_key *)malloc((size_t)(s->count + 1) * sizeof *keys);
     a->stat = (reward_stat *)calloc((size_t)(SCOPES * s->count + 1), sizeof *a->stat);
     for (int scope = 0; keys && a->stat && scope < SCOPES; scope++) {
-        int64_t n = group_keys(s, scope, keys);
+        int64_t n;
+        if (scope == OF_STRIDE) a->stride = group_stride(a, s);
+        n = group_keys(s, scope, a->stride, keys);
         for (int64_t from = 0, to; from < n; from = to) {
             reward_stat stat;
             for (to = from + 1; to < n && !group_order(&keys[from], &keys[to]);) to++;
@@ -206,11 +230,18 @@ static inline double advantage_by(const reward_table *t, double reward, const re
     return by == 0 ? 0 : off / by;
 }
 
+/* Whether the document is in a whole stride. Packages differ in what they do with the rest. */
+static inline int advantage_has_stride(const reward_table *t, int64_t i) {
+    int64_t stride = ((const advantage_step *)t->own)->stride;
+    return stride && stat_at(t, OF_STRIDE, i)->count == (double)stride;
+}
+
 static inline double advantage_of(const reward_table *t, int64_t i, int way) {
     int scope = advantage_ways[way].scope;
     int64_t rows = t->f->world / t->f->sp * t->f->accumulation;
     /* A step of one row has no smaller scope, so the mistake cannot be made. */
     if ((scope == OF_REPLICA || scope == OF_ROW) && rows == 1) return NAN;
+    if (scope == OF_STRIDE && !advantage_has_stride(t, i)) return NAN;
     return advantage_by(t, reward_of(t->s, i, scope), stat_at(t, scope, i),
                         stat_at(t, scope, i), advantage_ways[way].unbiased);
 }
@@ -382,6 +413,46 @@ static inline int advantages_accepted(const reward_table *t, const advantage_ste
     return -1;
 }
 
+/* What a group's documents have instead of the right advantages. */
+typedef struct alike_seen {
+    int64_t groups_off, groups_right; /* documents of groups with equal rewards */
+    int64_t others_off, alone_own;    /* alone_own: of a group of one, and it is its reward */
+    double worst;
+} alike_seen;
+
+static inline void alike_see(const reward_table *t, int64_t i, int64_t r, alike_seen *seen) {
+    const reward_stat *s = stat_at(t, OF_GROUP, i);
+    double low, high, want = advantage_of(t, i, ADVANTAGE_RIGHT);
+    double limit = reward_limit(t, i, want), reward = t->s->of[i].reward;
+    int off, alike = sqrt(s->squares) <= 1e-6 * s->largest;
+    if (!t->range(t, i, r, &low, &high)) return;
+    off = !(fabs(low - want) <= limit && fabs(high - want) <= limit);
+    if (s->count == 1 && off && fabs(low - reward) <= limit && fabs(high - reward) <= limit)
+        seen->alone_own++;
+    else if (!alike)
+        seen->others_off += off;
+    else if (off && fabs(low - high) <= limit)
+        seen->groups_off++, seen->worst = fabs(low) > fabs(seen->worst) ? low : seen->worst;
+    else
+        seen->groups_right++;
+}
+
+/* Groups in which nothing differs have no deviation: what is divided by it then is rounding. */
+static inline void name_alike(const reward_table *t, verdict *v) {
+    alike_seen seen = {0};
+    for (int64_t n = 0; n < t->s->count * t->members; n++)
+        alike_see(t, n / t->members, n % t->members, &seen);
+    if (seen.others_off) return;
+    if (seen.groups_off) {
+        verdict_name(v, mistake_named("deviation_by_cancellation"));
+        verdict_say(v, "groups whose rewards are all equal have advantages up to %.6g",
+                    seen.worst);
+    }
+    if (seen.alone_own)
+        verdict_say(v, "groups of one response have their reward as advantage: a mean of 0 "
+                       "and a deviation of 1 for them give it");
+}
+
 static inline void judge_advantages(verdict *v, const reward_table *t,
                                     const advantage_step *a) {
     int64_t count = rewards_begin(t, "advantages", v);
@@ -392,6 +463,7 @@ static inline void judge_advantages(verdict *v, const reward_table *t,
               : rewards_off(t, 0, NULL) <= 1.5 ? VERDICT_MARGINAL
                                                : VERDICT_WRONG;
     if (v->kind == VERDICT_WRONG) rewards_name(t, a->ways, ADVANTAGE_WAYS, v);
+    if (v->kind == VERDICT_WRONG && !v->count) name_alike(t, v);
     if (v->kind == VERDICT_RIGHT &&
         !rewards_any_shows(t, a->ways, ADVANTAGE_RIGHT + 1, ADVANTAGE_WHITENED)) {
         v->kind = VERDICT_INSUFFICIENT;

@@ -66,7 +66,8 @@ static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
 }
 
 static inline int loss_has(const dump_facts *f, const dump_row *row) {
-    return loss_has_else(f, row) && (row->docs || !loss_is_of_documents(f));
+    return row_is_empty(row) ||
+           (loss_has_else(f, row) && (row->docs || !loss_is_of_documents(f)));
 }
 
 /* Notes which stages cannot judge this row only because cu_seqlens is missing. */
@@ -74,7 +75,7 @@ static inline void loss_note_documents(loss_parts *p, const dump_facts *f,
                                        const dump_row *row) {
     int scores = f->objective == DUMP_RM ||
                  (f->objective == DUMP_PPO && f->advantage != DUMP_ADVANTAGE_GIVEN);
-    if (!row->rank || row->docs) return;
+    if (!row->rank || row->docs || row_is_empty(row)) return;
     p->lacks_documents |= loss_is_of_documents(f) && loss_has_else(f, row);
     p->rewards_lack_documents |= scores && row->unread;
 }

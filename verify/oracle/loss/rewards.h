@@ -94,11 +94,14 @@ static inline int rewards_any_shows(const reward_table *t, const reward_way *way
     return 0;
 }
 
-/* Notes which mistakes would give other numbers. */
+/* Notes which mistakes would give other numbers, of those that go with a right way which gives
+   the dump's. */
 static inline void rewards_try(const reward_table *t, const reward_way *ways, int count,
                                verdict *v) {
     for (int way = 1; way < count; way++) {
-        int shows = ways[way].name ? rewards_show(t, way) : -1;
+        int goes = ways[way].name &&
+                   !(rewards_off(t, t->beside ? t->beside(way) : 0, NULL) > 1);
+        int shows = goes ? rewards_show(t, way) : -1;
         if (shows >= 0) verdict_try(v, ways[way].name, ways[way].how, shows);
     }
 }

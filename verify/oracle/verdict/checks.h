@@ -198,7 +198,7 @@ typedef struct label_gaps {
 
 static inline void count_gaps(label_gaps *g, const dump_row *row) {
     g->rows++;
-    g->without_documents += !row->docs;
+    g->without_documents += !row->docs && !row_is_empty(row);
     for (int64_t t = 0; t < row_end(row); t++) {
         int gap = label_gap(row, t), cut = row_is_cut(row, t);
         if (row->rank[t] < 0) continue;

@@ -1049,6 +1049,28 @@ static const mistake mistakes[] = {
      .wrong = "A = (R - mean of all) / deviation of all",
      .example = "Groups 1 1 and 0 1: right means 1 and 0.5, got 0.75 for all.",
      .fix = "Gather by group number."},
+    {.name = "groups_by_stride",
+     .family = "ppo",
+     .symptom = "right while every prompt has all its responses; wrong behind the first that "
+                "lacks one",
+     .cause = "Responses are taken to be in groups of a fixed size, in the order in which they "
+              "stand. One was filtered or failed, so those behind it are in wrong groups.",
+     .right = "mean and deviation over the responses with the same group number",
+     .wrong = "mean and deviation over responses n i to n i + n - 1",
+     .example = "Groups a a, b b b with n = 3: the first stride is a a b.",
+     .fix = "Gather by group number, as the metadata's `groups` has it.",
+     .seen = "AReaL 1419"},
+    {.name = "deviation_by_cancellation",
+     .family = "ppo",
+     .symptom = "advantages of hundreds or thousands where all rewards of a group are equal",
+     .cause = "The deviation is sqrt(E[R^2] - mean^2): of equal rewards rounding is left, and "
+              "the mean, rounded too, is divided by it.",
+     .right = "deviation = sqrt(mean of (R - mean)^2), which is 0 for equal rewards",
+     .wrong = "sqrt(E[R^2] - mean^2), or a difference of rounded means over it",
+     .example = "Rewards 0.95 four times in float32: E[R^2] - mean^2 = 1.8e-7, deviation "
+                "0.0004, advantage -2247 for 0.",
+     .fix = "Subtract the mean first, then square; divide by deviation + eps.",
+     .seen = "NeMo-RL 4158"},
     {.name = "std_missing",
      .family = "ppo",
      .symptom = "advantages have the scale of rewards",

@@ -33,7 +33,8 @@ static const struct {
      "several packed responses, of which a rank holds several pieces, with unequal values"},
     {" gathered_in_rank_order side_tensor_not_split old_log_probs_shifted ",
      "zigzag or stripe, several documents, and numbers that differ from token to token"},
-    {" baseline_of_one_replica baseline_of_batch std_missing ",
+    {" baseline_of_one_replica baseline_of_batch std_missing groups_by_stride "
+     "deviation_by_cancellation ",
      "groups of unequal rewards, several of them, with members on several replicas"},
     {" share_alone micro_batches_lost another_window micro_batches_counted "
      "nan_of_an_empty_rank counted_before_mask ",
