@@ -1030,35 +1030,39 @@ static void test_clock(void) {
     test_end("comm_clock_overlap");
 }
 
+static void test_no_queue(void) {
+    run_well(2, rank_knows_no_queue, NULL);
+    test_end("comm_threads_know_no_queue");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_limit(20); /* a hang is a failure */
-    test_exchange();
-    test_late();
-    test_order();
-    test_collectives();
-    test_split();
-    test_split_twice();
-    test_counters();
-    test_self();
-    test_abort_alone();
-    test_failures();
-    test_rank_numbers();
-    test_told_queue(0);
-    test_told_queue(1);
-    test_queue_sums();
-    test_queue_order();
-    test_crowd();
-    test_alone();
-    test_collectives_fail();
-    test_places();
-    run_well(2, rank_knows_no_queue, NULL);
-    test_end("comm_threads_know_no_queue");
-    test_slow_copies();
-    test_perturbed();
-    test_flip();
-    test_fail_and_die();
-    test_wrapped_split();
-    test_clock();
+    TEST(test_exchange());
+    TEST(test_late());
+    TEST(test_order());
+    TEST(test_collectives());
+    TEST(test_split());
+    TEST(test_split_twice());
+    TEST(test_counters());
+    TEST(test_self());
+    TEST(test_abort_alone());
+    TEST(test_failures());
+    TEST(test_rank_numbers());
+    TEST(test_told_queue(0));
+    TEST(test_told_queue(1));
+    TEST(test_queue_sums());
+    TEST(test_queue_order());
+    TEST(test_crowd());
+    TEST(test_alone());
+    TEST(test_collectives_fail());
+    TEST(test_places());
+    TEST(test_no_queue());
+    TEST(test_slow_copies());
+    TEST(test_perturbed());
+    TEST(test_flip());
+    TEST(test_fail_and_die());
+    TEST(test_wrapped_split());
+    TEST(test_clock());
     return test_summary();
 }

@@ -244,15 +244,15 @@ int main(int argc, char **argv) {
     static const seqpar_adapter_desc adapter = {3, 1.25, SEQPAR_ADAPT_ALL};
     test_begin(argc, argv);
     for (int reverse = 0; reverse < 2; reverse++) {
-        test_truth(reverse, 0.4, 0);
-        test_truth(reverse, 1, 1.7);
-        for (int device = 0; device < 3; device++) test_same(device, reverse);
+        TEST(test_truth(reverse, 0.4, 0));
+        TEST(test_truth(reverse, 1, 1.7));
+        for (int device = 0; device < 3; device++) TEST(test_same(device, reverse));
     }
-    test_pieces();
-    test_ways(0, 0, NULL, 8);
-    test_ways(0, 1, NULL, 5);
-    test_ways(1, 0, NULL, 4);
-    test_ways(2, 1, NULL, 4);
-    test_ways(0, 0, &adapter, 4);
+    TEST(test_pieces());
+    TEST(test_ways(0, 0, NULL, 8));
+    TEST(test_ways(0, 1, NULL, 5));
+    TEST(test_ways(1, 0, NULL, 4));
+    TEST(test_ways(2, 1, NULL, 4));
+    TEST(test_ways(0, 0, &adapter, 4));
     return test_summary();
 }

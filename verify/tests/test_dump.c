@@ -953,21 +953,21 @@ static void test_token_zero(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_right();
-    test_places();
-    test_positions();
-    test_labels();
-    test_loss();
-    test_odd_but_right();
-    test_shows_nothing();
-    test_shapes_of_mistakes();
-    test_insufficient();
-    test_pairs();
-    test_json();
-    test_gradients();
-    test_files();
-    test_unsplit_labels();
-    test_token_zero();
-    test_shares();
+    TEST(test_right());
+    TEST(test_places());
+    TEST(test_positions());
+    TEST(test_labels());
+    TEST(test_loss());
+    TEST(test_odd_but_right());
+    TEST(test_shows_nothing());
+    TEST(test_shapes_of_mistakes());
+    TEST(test_insufficient());
+    TEST(test_pairs());
+    TEST(test_json());
+    TEST(test_gradients());
+    TEST(test_files());
+    TEST(test_unsplit_labels());
+    TEST(test_token_zero());
+    TEST(test_shares());
     return test_summary();
 }

@@ -1048,17 +1048,17 @@ int main(int argc, char **argv) {
     for (int64_t i = 0; i < count; i++) parameters[i] = 0.01 * (double)test_integer(-70, 70);
     make_rows();
     write_model("");
-    test_right();
-    test_gradients();
-    test_pairs();
-    test_objectives();
-    test_one_row();
-    test_forward();
-    test_packing_unknown();
-    test_loss();
-    test_adapters(1);
-    test_adapters(0); /* as they begin: gradients of A are 0 */
-    test_adapters_refused();
-    test_files();
+    TEST(test_right());
+    TEST(test_gradients());
+    TEST(test_pairs());
+    TEST(test_objectives());
+    TEST(test_one_row());
+    TEST(test_forward());
+    TEST(test_packing_unknown());
+    TEST(test_loss());
+    TEST(test_adapters(1));
+    TEST(test_adapters(0)); /* as they begin: gradients of A are 0 */
+    TEST(test_adapters_refused());
+    TEST(test_files());
     return test_summary();
 }

@@ -406,13 +406,13 @@ static void test_score_limits(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_dpo();
-    test_dpo_of_replicas();
-    test_apart();
-    test_rm();
-    test_rm_loss();
-    test_score_limits();
-    test_kto();
-    test_kto_more();
+    TEST(test_dpo());
+    TEST(test_dpo_of_replicas());
+    TEST(test_apart());
+    TEST(test_rm());
+    TEST(test_rm_loss());
+    TEST(test_score_limits());
+    TEST(test_kto());
+    TEST(test_kto_more());
     return test_summary();
 }

@@ -372,16 +372,16 @@ static void test_limits(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_policy("token");
-    test_policy("sequence");
-    test_low_ratios();
-    test_gspo("sequence");
-    test_gspo("token");
-    test_advantages();
-    test_wrong_documents();
-    test_unsplit_advantages();
-    test_odd_advantages();
-    test_whitening();
-    test_limits();
+    TEST(test_policy("token"));
+    TEST(test_policy("sequence"));
+    TEST(test_low_ratios());
+    TEST(test_gspo("sequence"));
+    TEST(test_gspo("token"));
+    TEST(test_advantages());
+    TEST(test_wrong_documents());
+    TEST(test_unsplit_advantages());
+    TEST(test_odd_advantages());
+    TEST(test_whitening());
+    TEST(test_limits());
     return test_summary();
 }

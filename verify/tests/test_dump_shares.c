@@ -379,10 +379,10 @@ static void test_counts(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_right();
-    test_rows();
-    test_ranks();
-    test_places();
-    test_counts();
+    TEST(test_right());
+    TEST(test_rows());
+    TEST(test_ranks());
+    TEST(test_places());
+    TEST(test_counts());
     return test_summary();
 }

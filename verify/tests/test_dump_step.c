@@ -981,26 +981,26 @@ static void test_other_numbers(int sharded) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_right();
-    test_reduction();
-    test_norm();
-    test_norms_nearly_equal(0);
-    test_norms_nearly_equal(1);
-    test_clip(0);
-    test_clip(1);
-    test_clip_by_wrong_norms(0);
-    test_clip_by_wrong_norms(1);
-    test_shards();
-    test_clip_beside_rounding();
-    test_adamw();
-    test_shows_nothing();
-    test_files();
-    test_counts();
-    test_norm_limits();
-    test_step_limits();
-    test_some_parameters();
-    test_some_norms();
-    test_other_numbers(0);
-    test_other_numbers(1);
+    TEST(test_right());
+    TEST(test_reduction());
+    TEST(test_norm());
+    TEST(test_norms_nearly_equal(0));
+    TEST(test_norms_nearly_equal(1));
+    TEST(test_clip(0));
+    TEST(test_clip(1));
+    TEST(test_clip_by_wrong_norms(0));
+    TEST(test_clip_by_wrong_norms(1));
+    TEST(test_shards());
+    TEST(test_clip_beside_rounding());
+    TEST(test_adamw());
+    TEST(test_shows_nothing());
+    TEST(test_files());
+    TEST(test_counts());
+    TEST(test_norm_limits());
+    TEST(test_step_limits());
+    TEST(test_some_parameters());
+    TEST(test_some_norms());
+    TEST(test_other_numbers(0));
+    TEST(test_other_numbers(1));
     return test_summary();
 }
