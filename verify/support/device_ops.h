@@ -13,8 +13,8 @@
 #define MATMUL_OPS(X) X(matmul) X(weight_grad)
 #define ROW_OPS(X) \
     X(embedding) \
-    X(embedding_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) \
-        X(fold) X(drop)
+    X(embedding_grad) \
+    X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(fold) X(drop)
 #define EXPERT_OPS(X) X(route) X(route_grad) X(mix) X(dots)
 #define ATTENTION_OPS(X) \
     X(attn_forward) X(attn_backward) X(attn_return) X(attn_delta) X(attn_sinks) X(attn_merge)

@@ -6,10 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include "support/deal.h"
 #include "seqpar_safetensors.h"
-#include "support/test.h"
+#include "support/oracle_says.h"
 
 #define FOLDER "build/test_dump.d"
 #define WANTED "build/test_dump.want"
@@ -209,16 +208,13 @@ static void expect(int code, const char *headline, const char *text) {
         "build/seqpar-verify ver " FOLDER " 2>&1",
         "build/seqpar-verify ver " FOLDER " --want " WANTED " 2>&1",
         "build/seqpar-verify ver " FOLDER " --tolerance 0.02 2>&1"};
-    FILE *out = popen(commands[compare], "r");
     char said[8192];
-    size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0, line;
-    int is = out ? pclose(out) : -1;
-    said[bytes] = 0;
-    line = strcspn(said, code == 1 || code == 3 ? "\n" : ":\n"); /* what is right follows */
-    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code && strlen(headline) == line &&
-                    !strncmp(said, headline, line) && strstr(said, text),
-                "exit code %d, not %d; said '%.500s', not '%s' with '%s'", WEXITSTATUS(is),
-                code, said, headline, text);
+    int is = said_by(commands[compare], said, sizeof said);
+    size_t line = strcspn(said,
+                          code == 1 || code == 3 ? "\n" : ":\n"); /* what is right follows */
+    expect_says(is, said, code, headline, text);
+    test_expect(strlen(headline) == line, "the first line of '%.500s' is not '%s'", said,
+                headline);
 }
 
 static void expect_named(const scene *s, const char *name, const char *text) {

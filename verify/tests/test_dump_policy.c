@@ -345,14 +345,6 @@ static double largest_reward(int64_t group) {
 
 /* A document's advantage is off by so many limits; rewards of 16 bits make these wider. */
 static void test_limits(void) {
-    static const struct {
-        double times;
-        int code;
-        const char *headline;
-    } table[] = {{0.99, 0, "right"},
-                 {1.01, 0, "marginal"},
-                 {1.49, 0, "marginal"},
-                 {1.51, 1, "wrong: unknown"}};
     for (int i = 0; i < 12; i++) {
         row *r = &s.of[1][0];
         double mean, pop, unbiased, limit;
@@ -363,10 +355,10 @@ static void test_limits(void) {
                 (i / 4 ? 4 * 0x1p-8 * largest_reward(r->groups[2]) : 0) /
                     (i / 4 == 2 ? 1 : pop + 1e-4);
         for (int64_t t = cu_seqlens[2]; t <= last_of(2); t++)
-            r->advantages[t] += table[i % 4].times * limit;
+            r->advantages[t] += around_a_limit[i % 4].times * limit;
         set_loss(right_loss());
-        expect(table[i % 4].code, table[i % 4].headline, "rewards ");
-        test_end("policy_limit_of_advantages_%d_%g", i / 4, table[i % 4].times);
+        expect(around_a_limit[i % 4].code, around_a_limit[i % 4].headline, "rewards ");
+        test_end("policy_limit_of_advantages_%d_%g", i / 4, around_a_limit[i % 4].times);
     }
 }
 

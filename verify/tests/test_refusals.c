@@ -560,6 +560,20 @@ static const limit whole_limits[] = {
     WHOLE(io.q_stride),  WHOLE(io.k_stride),  WHOLE(io.v_stride), WHOLE(io.dq_stride),
     WHOLE(io.dk_stride), WHOLE(io.dv_stride), WHOLE(dsinks)};
 
+/* Opens attention on one row of 16 tokens, as one of `ranks` ranks. */
+static seqpar_status attend_as(seqpar_comm *on, int64_t ranks, const seqpar_attn_desc *desc) {
+    const seqpar_row row = {.tokens = 16, .cell = 2};
+    seqpar_device *mine = seqpar_device_reference();
+    seqpar_attn *attn = NULL;
+    seqpar_ctx rank;
+    seqpar_status status = seqpar_ctx_open(&rank, on, mine, ranks);
+    if (!status) status = seqpar_attn_open(&rank, &attn, &row, 1, desc);
+    seqpar_attn_close(&rank, attn);
+    seqpar_ctx_close(&rank);
+    seqpar_device_close(mine);
+    return status;
+}
+
 /* 4 ranks, 2 kv heads copied to members of 4: their query heads must be as many. */
 static seqpar_status attend_replicated(seqpar_comm *on, void *user) {
     const seqpar_attn_desc desc = {.heads = *(int64_t *)user,
@@ -568,16 +582,7 @@ static seqpar_status attend_replicated(seqpar_comm *on, void *user) {
                                    .schedule = SEQPAR_SCHEDULE_ULYSSES,
                                    .ulysses_size = 4,
                                    .ulysses_replicate = 1};
-    const seqpar_row row = {.tokens = 16, .cell = 2};
-    seqpar_device *mine = seqpar_device_reference();
-    seqpar_attn *attn = NULL;
-    seqpar_ctx rank;
-    seqpar_status status = seqpar_ctx_open(&rank, on, mine, 4);
-    if (!status) status = seqpar_attn_open(&rank, &attn, &row, 1, &desc);
-    seqpar_attn_close(&rank, attn);
-    seqpar_ctx_close(&rank);
-    seqpar_device_close(mine);
-    return status;
+    return attend_as(on, 4, &desc);
 }
 
 static void check_replicated(void) {
@@ -1185,16 +1190,7 @@ static const limit open_limits[] = {
 static seqpar_status scale_of_rank(seqpar_comm *on, void *user) {
     const seqpar_attn_desc desc = {
         .heads = 2, .kv_heads = 1, .head_dim = 3, .scale = on->rank ? *(double *)user : 1};
-    const seqpar_row row = {.tokens = 16, .cell = 2};
-    seqpar_device *mine = seqpar_device_reference();
-    seqpar_attn *attn = NULL;
-    seqpar_ctx rank;
-    seqpar_status status = seqpar_ctx_open(&rank, on, mine, 2);
-    if (!status) status = seqpar_attn_open(&rank, &attn, &row, 1, &desc);
-    seqpar_attn_close(&rank, attn);
-    seqpar_ctx_close(&rank);
-    seqpar_device_close(mine);
-    return status;
+    return attend_as(on, 2, &desc);
 }
 
 static void check_agreement(void) {

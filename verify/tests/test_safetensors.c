@@ -1078,7 +1078,8 @@ static void malformed_headers(void) {
         refused("open", seqpar_safetensors_open(&file, in_folder("malformed"), fresh()),
                 SEQPAR_ERR_FILE_FORMAT, malformed[i].word, malformed[i].other_word);
         test_expect(!file, "*file is not NULL");
-        test_expect(strstr(last.text, "malformed: "), "the file is not named: %s", last.text);
+        test_expect(strstr(last.text, "malformed: ") != NULL, "the file is not named: %s",
+                    last.text);
         test_expect(strstr(last.text, "; ") || strstr(last.text, ", get"), "no advice: %s",
                     last.text);
         finish(name);
