@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Operations of the device table, one at a time: values against slow.h or a plain loop, gradients
-   against differences of the forward operation, and the fast device against the reference
-   device. Sizes are odd and different, rows lie apart. */
+/* Operations of the device table, one at a time: values against slow.h or a plain loop,
+   gradients against differences of the forward operation, and the fast device against the
+   reference device. Sizes are odd and different, rows lie apart. */
 #ifndef DEVICE_OPS_H
 #define DEVICE_OPS_H
 #include "seqpar.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* For the suites of slow_loss.h: comparisons, random numbers, and each loss as a function of the numbers
-   that its gradient flows through, for slow.h's complex step. */
+/* For the suites of slow_loss.h: comparisons, random numbers, and each loss as a function of
+   the numbers that its gradient flows through, for slow.h's complex step. */
 #ifndef LOSS_FUNCTIONS_H
 #define LOSS_FUNCTIONS_H
 #include "second/slow_loss.h"

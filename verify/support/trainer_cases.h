@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Tests of what the trainers stand on, in a table: each ends at the first thing that is wrong. They may
-   work in a folder of their own, and read real data where SEQPAR_DATA has it. */
+/* Tests of what the trainers stand on, in a table: each ends at the first thing that is
+   wrong. They may work in a folder of their own, and read real data where SEQPAR_DATA has
+   it. */
 #ifndef TRAINER_CASES_H
 #define TRAINER_CASES_H
 #include <dirent.h>

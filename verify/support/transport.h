@@ -1099,7 +1099,7 @@ static void transport_waits(const transport_maker *maker) {
     if (maker->patience) maker->patience(0);
 }
 
-/* ---- deadlocks that a transport with a referee of its own names, of suites beside this one ---- */
+/* ---- deadlocks that the suites of threads and of NCCL share ---- */
 
 __attribute__((unused)) static seqpar_status rank_cross(seqpar_comm *world,
                                                         void *user) { /* both receive first */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Records, texts and streams as documents of tokens: what is supervised, what is cut or dropped, what
-   is counted, and sentences about what is wrong in a line. */
+/* Records, texts and streams as documents of tokens: what is supervised, what is cut or
+   dropped, what is counted, and sentences about what is wrong in a line. */
 #define STB_DS_IMPLEMENTATION
 #include "trainer/data/holdout.h"
 #include "support/trainer_documents.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Files of data and of results: folders, endings, gzip, several sets in one, what cannot be read, and
-   writing as a whole or not at all. */
+/* Files of data and of results: folders, endings, gzip, several sets in one, what cannot be
+   read, and writing as a whole or not at all. */
 #define STB_DS_IMPLEMENTATION
 #include <poll.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Pairs of a chosen and a rejected response, and responses with a label: prompts that are shared, ids,
-   padding, what is cut or dropped, and sentences about what is wrong. */
+/* Pairs of a chosen and a rejected response, and responses with a label: prompts that are
+   shared, ids, padding, what is cut or dropped, and sentences about what is wrong. */
 #define STB_DS_IMPLEMENTATION
 #include "trainer/data/pairs.h"
 #include "support/trainer_documents.h"

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The device table as a whole: that a suite checks each of its operations (test_device_*.c), numbers to
-   a device and back; and of the CPU device, jobs on threads with their scratch, memory, and the pool
-   that is offloaded to. */
+/* The device table as a whole: that a suite checks each of its operations (test_device_*.c),
+   numbers to a device and back; and of the CPU device, jobs on threads with their scratch,
+   memory, and the pool that is offloaded to. */
 #define SEQPAR_IMPLEMENTATION
 #include "support/device_ops.h"
 
-/* An operation that is new needs a line of a list of device_ops.h, and a check in that suite. */
+/* An operation that is new needs a line of a list of device_ops.h, and a check in that
+   suite. */
 static void test_every_operation(void) {
     static const char *const names[] = {
 #define X(op) #op,

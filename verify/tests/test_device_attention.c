@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Operations of attention on a device, as support/device_ops.h says: on one rank, and what ranks do with
-   partial results and with gradients of keys and values. */
+/* Operations of attention on a device, as support/device_ops.h says: on one rank, and what
+   ranks do with partial results and with gradients of keys and values. */
 #define SEQPAR_IMPLEMENTATION
 #include "support/device_ops.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Operations of a mixture of experts on a device, as support/device_ops.h says: who is chosen, with what
-   weight, and sums of what they give. */
+/* Operations of a mixture of experts on a device, as support/device_ops.h says: who is
+   chosen, with what weight, and sums of what they give. */
 #define SEQPAR_IMPLEMENTATION
 #include "support/device_ops.h"
 

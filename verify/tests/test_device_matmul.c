@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Products of matrices and gradients of weights on a device, as support/device_ops.h says; the same
-   bits for a row in any company; and a product of the user's in the place of ours. */
+/* Products of matrices and gradients of weights on a device, as support/device_ops.h says;
+   the same bits for a row in any company; and a product of the user's in the place of ours. */
 #define SEQPAR_IMPLEMENTATION
 #include "support/device_ops.h"
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Operations on rows of a device, as support/device_ops.h says: embedding, norm, rotation, SwiGLU,
-   sums and dropout. */
+/* Operations on rows of a device, as support/device_ops.h says: embedding, norm, rotation,
+   SwiGLU, sums and dropout. */
 #define SEQPAR_IMPLEMENTATION
 #include "support/device_ops.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Operations of the optimizer on a device, as support/device_ops.h says: norms, updates, and numbers in
-   fewer bits. */
+/* Operations of the optimizer on a device, as support/device_ops.h says: norms, updates, and
+   numbers in fewer bits. */
 #define SEQPAR_IMPLEMENTATION
 #include "support/device_ops.h"
 #include "support/nf4.h"

@@ -307,7 +307,8 @@ static void check_head_golden(void) {
     bench_free(&b);
 }
 
-/* Does the device round a product and a sum once? The CPU device: as SEQPAR__FMA of seqpar.h. */
+/* Does the device round a product and a sum once? The CPU device: as SEQPAR__FMA of
+   seqpar.h. */
 #if defined(TEST_CUDA) || \
     (!defined(SEQPAR_NO_FMA) && \
      (defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA)))
@@ -689,8 +690,8 @@ static void check_choose(void) {
     for (int i = 0; i < 2; i++) expect_choose_nan(i ? fast : reference);
 }
 
-/* vocab_softmax is worst in `smooth` of logits near 100, whose mean is summed in fp32; its gradient is
-   within 4e-7. */
+/* vocab_softmax is worst in `smooth` of logits near 100, whose mean is summed in fp32; its
+   gradient is within 4e-7. */
 static const op_check checks[] = {
     {"vocab_softmax", check_vocab_softmax, 5e-6, 1},
     {"distill", check_distill, 5e-6, 1},

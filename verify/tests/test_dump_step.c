@@ -827,8 +827,8 @@ static void test_norm_limits(void) {
     }
 }
 
-/* One rank's step is off in one element, that which moves least: off along the step itself would
-   be another learning rate. */
+/* One rank's step is off in one element, that which moves least: off along the step itself
+   would be another learning rate. */
 static void test_step_limits(void) {
     for (int i = 0; i < 4; i++) {
         int64_t q = i % 2 ? 3 : 0;

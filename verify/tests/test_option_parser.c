@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The table of options, and what a trainer makes of the words of its command line: names of other
-   tools, values, defaults, help, and sentences about what is wrong. */
+/* The table of options, and what a trainer makes of the words of its command line: names of
+   other tools, values, defaults, help, and sentences about what is wrong. */
 #define STB_DS_IMPLEMENTATION
 #include "trainer/run/options.h"
 #include "support/trainer_cases.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* slow_loss.h against golden vectors; and of well-known mistakes, that these vectors and the identities tell
-   them from the right thing. "Spec" numbers are the sections of the losses' specification, as in
-   slow_loss.h. */
+/* slow_loss.h against golden vectors; and of well-known mistakes, that these vectors and the
+   identities tell them from the right thing. "Spec" numbers are the sections of the losses'
+   specification, as in slow_loss.h. */
 #include <float.h>
 #include "second/golden.h"
 #include "support/loss_functions.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* What holds of slow_loss.h whatever the values: fixed points, symmetries, first steps, what is masked or
-   packed. */
+/* What holds of slow_loss.h whatever the values: fixed points, symmetries, first steps, what
+   is masked or packed. */
 #include <float.h>
 #include "support/loss_functions.h"
 
