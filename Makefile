@@ -16,11 +16,13 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_prm train_ppo train_rm generate seqpar make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_dump*.c)))
-SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
+# One suite a group of operations of the device table.
+DEVICES = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_device*.c)))
+SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill $(DEVICES) numerics slow slow_loss slow_loss_slopes slow_loss_identities pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs mpi hosts workflow setup bare
 # The same in parts, for those who work on one: the core is the rest.
 ON_DEVICES = cuda gpu_script nccl nccl_gpus train_nccl transport mpi hosts processes
 OF_ORACLE = lessons oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip parsers fuzz
-OF_TRAINERS = definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input refused runs certificate kills sizes reward token_file demos_support rollout dry_run logs
+OF_TRAINERS = definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input refused runs certificate kills sizes reward token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs
 OF_CORE = $(filter-out $(ON_DEVICES) $(OF_ORACLE) $(OF_TRAINERS),$(SUITES))
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab
@@ -208,10 +210,11 @@ build/counting.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 $(COUNTING:%=build/test_%): build/test_%: verify/tests/test_%.c build/counting.o $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/counting.o -o $@ $(LDLIBS)
 
-# These look inside or count memory: they hold the implementation themselves. Those that measure nothing and compare no bits
-# with other builds are compiled quickly.
+# These look inside or count memory: they hold the implementation themselves.
+# Suites that measure nothing and compare no bits with other builds are compiled quickly (the library they link is not: private).
+QUICKLY_BUILT = device fold memory injected plan safetensors scarce option_parser data_documents data_files data_pairs arith plot_progress
+$(QUICKLY_BUILT:%=build/test_%): private OPT = -O1
 INSIDE = attn device numerics fold memory injected plan safetensors scarce
-build/test_fold build/test_memory build/test_injected build/test_plan build/test_safetensors build/test_scarce: OPT = -O1
 $(INSIDE:%=build/test_%): build/test_%: verify/tests/test_%.c $(HEADERS) $(TEST_HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
@@ -337,7 +340,7 @@ build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar
 
 # ---- what ci/gpu.sh takes to a machine with a GPU: programs that need no compiler there ----
 BUNDLE = build/gpu
-BUNDLE_TESTS = device attn queue cuda_step cublas
+BUNDLE_TESTS = $(DEVICES) attn queue cuda_step cublas
 BUNDLE_TRAINERS = train_sft train_dpo train_rm train_ppo
 # An old-style rpath: it also holds for what the libraries in lib need of each other.
 BUNDLE_FLAGS = -std=gnu11 -O2 -march=x86-64-v3 -fopenmp $(WARN) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/lib'

@@ -238,8 +238,10 @@
                       its function in each device: SEQPAR__ANY(X) in >>ref and seqpar__cpu_X
                       in >>product to >>rows, or seqpar__host_X for both; op_X in seqpar_cuda.cu.
                       The line registers it; opening a context refuses a user's device that
-                      lacks it. verify/tests/test_device.c requires a test of each operation; one that
-                      works row by row also needs a line of row_ops in verify/tests/test_numerics.c.
+                      lacks it. Its test: a line of a list of verify/support/device_ops.h, and a
+                      check in the suite of that list; verify/tests/test_device.c counts them.
+                      One that works row by row also needs a line of row_ops in
+                      verify/tests/test_numerics.c.
        a model        on the public API alone, as seqpar_llama.h is.
 
    SAMPLES: demos/snippet.c, attention in one call; demos/10_loss_and_optimizer.c, losses and

@@ -108,8 +108,13 @@ train_nccl() {
 }
 verify_part() { "$bundle/verify" --device cuda; }
 cublas_verify() { TEST_CUBLAS=1 "$bundle/verify" --device cuda; }
+device_suites() { # COMMAND...: what each of them is an argument of
+    local suite
+    for suite in "$bundle/test_device"*; do "$@" "$suite" || return; done
+    awk '/^[0-9]+ passed, / { passed += $1 } END { print passed " passed, 0 failed" }' "$log"
+}
 sanitize() { # TOOL: the smallest cases of every kernel
-    TEST_SMALL=1 compute-sanitizer --error-exitcode 1 --tool "$1" "$bundle/test_device"
+    TEST_SMALL=1 device_suites compute-sanitizer --error-exitcode 1 --tool "$1"
 }
 bench() {
     "$bundle/bench_gpu" --seconds "${BENCH_SECONDS:-150}" --dtype "${DTYPE:-bf16}" --peer "$bundle/peer_torch_gpu.py" --gpu "$gpu" --driver "$driver" --page bench.md
@@ -127,12 +132,12 @@ profile() { # --kill ends the program: what counts is that kernels were seen
         /^ *Registers Per Thread/ { registers = $NF } /^ *Achieved Occupancy/ { printf "%s%s: %s ms, %s registers, %s %% of the warps, %s %% busy", n++ ? "; " : "", name, time, registers, $NF, busy } END { print ""; exit !n }' "$log"
 }
 export bundle gpu driver BENCH_SECONDS DTYPE
-export -f sft dpo train train_nccl verify_part cublas_verify sanitize bench profile
+export -f sft dpo train train_nccl verify_part cublas_verify device_suites sanitize bench profile
 
 echo "$gpu, driver $driver, $(nproc) cores, $together parts beside each other"
 beside verify 120 verify_part
 beside attn 240 "$bundle/test_attn"
-beside device 150 "$bundle/test_device"
+beside device 150 device_suites
 beside train 90 train auto
 beside train_bf16 90 train bf16
 beside step 120 "$bundle/test_cuda_step"

@@ -25,7 +25,6 @@ suite=$2 log=$logs/$2.log
 if [ -f "verify/tests/test_$suite.sh" ]; then command=(bash "verify/tests/test_$suite.sh")
 elif [ -f "build/test_$suite" ]; then command=("build/test_$suite")
 else echo "FAIL $suite: there is no such suite, or it was not built; they are $(cd verify/tests && echo test_*.c test_*.sh | sed -E 's/test_|\.(c|sh)//g')"; echo "0 1 0" >"$logs/$suite.verdict"; exit 0; fi
-[ "$suite" = demos_support ] && command+=("${SEQPAR_DATA:-../shared/data}")
 TIMEFORMAT='%R %U %S'
 # Seconds of processor time; and ten minutes without progress, as what a suite itself ends for that takes less.
 { time ci/limit.sh "${SEQPAR_SUITE_SECONDS:-$([ -n "$TEST_ALL" ] && echo 30000 || echo 6000)}:600" "${command[@]}" >"$log" 2>&1; } 2>"$log.time"

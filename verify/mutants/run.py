@@ -70,11 +70,7 @@ class Suite:
         return ORACLE if self.name.startswith("oracle") else ORACLE + demos()
 
     def command(self):
-        command = [self.program()]
-        if self.shell:
-            command = ["bash", f"verify/tests/test_{self.name}.sh"]
-        data = os.environ.get("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
-        return command + [data] if self.name == "demos_support" else command
+        return ["bash", f"verify/tests/test_{self.name}.sh"] if self.shell else [self.program()]
 
 
 def environment(suite, number, more):

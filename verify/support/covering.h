@@ -131,4 +131,12 @@ static inline int cover_case(cover *c, const cover_pair *p, int *level) {
     if (most) cover_meet(c, level);
     return most > 0;
 }
+
+/* Cases with every possible pair that none of those before has, behind `count` cases and up to
+   `most` in all; how many there are then. */
+static inline int cover_all(cover *c, int (*cases)[COVER_FACTORS], int count, int most) {
+    for (cover_pair p = {{0}}; cover_next(c, &p);)
+        if (!cover_met(c, &p) && count < most) count += cover_case(c, &p, cases[count]);
+    return count;
+}
 #endif

@@ -7,10 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include "deal.h"
 #include "seqpar_safetensors.h"
-#include "test.h"
+#include "oracle_says.h"
 
 typedef struct page {
     seqpar_safetensors_tensor tensors[40];
@@ -59,15 +58,8 @@ static const char *asked_verb = "ver";
 /* All that the oracle prints, and its exit code. */
 static inline int ask_with(const char *options, char *said, size_t size) {
     char command[200];
-    FILE *out;
-    size_t bytes;
-    int is;
     snprintf(command, sizeof command, "build/seqpar-verify %s " FOLDER " 2>&1 %s", asked_verb,
              options);
-    out = popen(command, "r");
-    bytes = out ? fread(said, 1, size - 1, out) : 0;
-    is = out ? pclose(out) : -1;
-    said[bytes] = 0;
-    return WIFEXITED(is) ? WEXITSTATUS(is) : -1;
+    return said_by(command, said, size);
 }
 #endif

@@ -548,4 +548,14 @@ static inline void expect_refused(const char *odd, const char *sentence) {
                 code, said, sentence);
     test_end("objectives_refused_%s_%s", s.objective, odd ? odd : s.without);
 }
+
+/* What is said of a number that is off by so many limits. */
+__attribute__((unused)) static const struct {
+    double times;
+    int code;
+    const char *headline;
+} around_a_limit[] = {{0.99, 0, "right"},
+                      {1.01, 0, "marginal"},
+                      {1.49, 0, "marginal"},
+                      {1.51, 1, "wrong: unknown"}};
 #endif

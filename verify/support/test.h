@@ -78,6 +78,10 @@ static int test_absent(void) {
 }
 
 static uint64_t test_state = 88172645463325252u;
+
+/* Begins the test of this text, if it is wanted: its random numbers are those of the seed,
+   the text and `turn`. For tests in a table, whose texts are their names; TEST is for those
+   that main calls. */
 __attribute__((unused)) static int test_wanted(const char *text, uint64_t turn) {
     const char *only = getenv("TEST_ONLY");
     test_text = text;

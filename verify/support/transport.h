@@ -1099,6 +1099,45 @@ static void transport_waits(const transport_maker *maker) {
     if (maker->patience) maker->patience(0);
 }
 
+/* ---- deadlocks that the suites of threads and of NCCL share ---- */
+
+__attribute__((unused)) static seqpar_status rank_cross(seqpar_comm *world,
+                                                        void *user) { /* both receive first */
+    (void)user;
+    TRY(exchange(world, "cross", 11, -1, 0, 1 - world->rank, 8));
+    return exchange(world, "cross", 12, 1 - world->rank, 8, -1, 0);
+}
+
+__attribute__((unused)) static seqpar_status rank_cycle(seqpar_comm *world, void *user) {
+    (void)user;
+    return exchange(world, "cycle", world->rank, -1, 0, (world->rank + 1) % world->size, 8);
+}
+
+__attribute__((unused)) static seqpar_status rank_to_nobody(seqpar_comm *world, void *user) {
+    (void)user;
+    return exchange(world, "alone", 0, -1, 0, world->rank, 8);
+}
+
+#define DEADLOCK_CROSS \
+    { \
+        "deadlock_cross", 2, rank_cross, SEQPAR_ERR_DEADLOCK, -1, \
+            {"rank 0 waits in 'cross' step 11 for rank 1", \
+             "rank 1 waits in 'cross' step 11 for rank 0"}, \
+            SEQPAR_ERR_DEADLOCK, "rank 0 waits in 'cross'" \
+    }
+#define DEADLOCK_CYCLE \
+    { \
+        "deadlock_cycle", 5, rank_cycle, SEQPAR_ERR_DEADLOCK, -1, \
+            {"rank 4 waits in 'cycle' step 4 for rank 0", \
+             "rank 1 waits in 'cycle' step 1 for rank 2"}, \
+            SEQPAR_ERR_DEADLOCK, "'cycle'" \
+    }
+#define DEADLOCK_SELF \
+    { \
+        "deadlock_self", 1, rank_to_nobody, SEQPAR_ERR_DEADLOCK, 0, {"'alone'", "rank 0"}, 0, \
+            NULL \
+    }
+
 __attribute__((unused)) static void transport_conformance(const transport_maker *maker) {
     static const struct {
         const char *name;

@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
     test_begin(argc - 1, argv + 1);
     if (getenv("TEST_ALL")) transport_run_well(&maker, 2, rank_sends_gigabytes, &bytes);
     if (getenv("TEST_ALL")) test_end("mpi_2_gigabytes");
-    transport_conformance(&maker);
+    TEST(transport_conformance(&maker));
     all_well();
     return place ? 0 : test_summary();
 }

@@ -70,6 +70,12 @@ only only_some 2 "test_two+test_one(2)" "1 passed, 1 failed" "ok two" "FAIL test
 only only_first 2 "tset_two+test_two" "1 passed, 1 failed" "ok two" "FAIL tset_two: TEST_ONLY names it, but no test here begins so"
 NO_TEST=1 $out/some >$out/none.log; [ $? -eq 2 ] && ok program_of_no_test || fail program_of_no_test "$(tail -n 1 $out/none.log)"
 
+# Every suite in C gives its tests by TEST or from a table, so that TEST_ONLY and --seed mean in it what they mean in any other.
+for file in verify/tests/test_*.c; do
+    grep -q '^int main(' "$file" || continue # one that includes another
+    sed -n '/^int main(/,$p' "$file" | grep -qE 'TEST\(|trainer_cases\(|test_wanted\(' && ok "by_name_$(basename "$file" .c)" || fail "by_name_$(basename "$file" .c)" "main calls its tests without TEST of verify/support/test.h"
+done
+
 # Every suite is in one of the parts, and nothing else is.
 env -u MAKEFLAGS -u SUITES make --no-print-directory -s parts >$out/parts
 different=$(diff <(cut -d' ' -f2- $out/parts | tr ' ' '\n' | sort) <(env -u MAKEFLAGS -u SUITES make --no-print-directory -s suites | tr ' ' '\n' | sort) | grep '^[<>]' | tr '\n' ' ')

@@ -34,16 +34,19 @@ static const slow_config small = {.layers = 1,
 
 static text sft_text(int64_t i) { return text_new(i, small.vocab, 2 + i % 3, 5 + (i * 5) % 7); }
 
-static void sft_write(void) {
-    FILE *file = file_of(FOLDER, "sft.jsonl");
-    for (int64_t i = 0; i < DOCUMENTS; i++) {
-        text t = sft_text(i);
+static void texts_write(const char *name, int64_t count, text (*text_of)(int64_t i),
+                        bool labels) {
+    FILE *file = file_of(FOLDER, name);
+    for (int64_t i = 0; i < count; i++) {
+        text t = text_of(i);
         fprintf(file, "{");
-        text_print(file, "", &t, true);
+        text_print(file, "", &t, labels);
         fprintf(file, "}\n");
     }
     fclose(file);
 }
+
+static void sft_write(void) { texts_write("sft.jsonl", DOCUMENTS, sft_text, true); }
 
 /* order: which documents, NULL: all. texts: others than sft_text's. */
 typedef struct sft_loss {
@@ -743,22 +746,8 @@ static text prompt_text(int64_t i) { return text_new(11 * i + 2, small.vocab, 1,
 static text ptx_text(int64_t i) { return text_new(17 * i + 4, small.vocab, 1, 7 + 2 * i); }
 
 static void prompts_write(void) {
-    FILE *file = file_of(FOLDER, "prompts.jsonl");
-    for (int64_t i = 0; i < PROMPTS; i++) {
-        text t = prompt_text(i);
-        fprintf(file, "{");
-        text_print(file, "", &t, false);
-        fprintf(file, "}\n");
-    }
-    fclose(file);
-    file = file_of(FOLDER, "ptx.jsonl");
-    for (int64_t i = 0; i < PTX; i++) {
-        text t = ptx_text(i);
-        fprintf(file, "{");
-        text_print(file, "", &t, false);
-        fprintf(file, "}\n");
-    }
-    fclose(file);
+    texts_write("prompts.jsonl", PROMPTS, prompt_text, false);
+    texts_write("ptx.jsonl", PTX, ptx_text, false);
 }
 
 typedef struct ppo_case {

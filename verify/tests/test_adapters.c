@@ -51,21 +51,10 @@ static void expect_learnt(const objective_task *t, const objective_result *r) {
 }
 
 static objective_way way_drawn(int device) {
-    static const int64_t shapes[][2] = {{1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8},
-                                        {2, 2}, {4, 1}, {2, 3}, {3, 1}};
-    int shape = (int)test_integer(0, 8);
-    return (objective_way){.dp = shapes[shape][0],
-                           .sp = shapes[shape][1],
-                           .accumulation = test_integer(1, 4),
-                           .threads = test_integer(1, 2),
-                           .optimizer = SEQPAR_OPTIM_ADAMW,
-                           .layout = layout_of_grid(test_integer(0, layouts_on_grid() - 1)),
-                           .schedule = (int)test_integer(0, SEQPAR_SCHEDULE_LLAMA3),
-                           .reference_device = device,
-                           .zero_stage = (int)test_integer(0, 3),
-                           .recompute = (int)test_integer(0, 2),
-                           .mlp_rows = (int64_t[]){0, 1, 6, 31}[test_integer(0, 3)],
-                           .slice = (int64_t[]){0, 1, 1024}[test_integer(0, 2)]};
+    objective_way way = objective_way_drawn(device);
+    way.mlp_rows = (int64_t[]){0, 1, 6, 31}[test_integer(0, 3)];
+    way.slice = (int64_t[]){0, 1, 1024}[test_integer(0, 2)];
+    return way;
 }
 
 /* four_bits: of a model that is kept in them, whose bits are those of one with these values. */

@@ -1152,28 +1152,31 @@ static void check_arithmetic(void) {
 #endif
 }
 
+/* A mistake of one rank: alone in a ring, among three, and in a mesh where that can be told. */
+static void test_mistake(mistake wrong) {
+    if (wrong < RANKS_SP_SIZE) check_mistake(wrong, 1, 1);
+    check_mistake(wrong, 1, 3);
+    if (wrong < RANKS_ATTN_LAYOUT && wrong != STEP_OTHER_ROWS && wrong != STEP_FEWER_ROWS &&
+        wrong != STEP_CELL && wrong != STEP_DOCUMENTS && wrong != STEP_NUMBERS)
+        check_mistake(wrong, 2, 2);
+    test_end("agree_%s", mistakes[wrong].name);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    for (int wrong = 0; wrong < MISTAKES; wrong++) {
-        if (wrong < RANKS_SP_SIZE) check_mistake((mistake)wrong, 1, 1);
-        check_mistake((mistake)wrong, 1, 3);
-        if (wrong < RANKS_ATTN_LAYOUT && wrong != STEP_OTHER_ROWS && wrong != STEP_FEWER_ROWS &&
-            wrong != STEP_CELL && wrong != STEP_DOCUMENTS && wrong != STEP_NUMBERS)
-            check_mistake((mistake)wrong, 2, 2);
-        test_end("agree_%s", mistakes[wrong].name);
-    }
-    check_count();
-    check_tied();
-    check_device();
-    check_two_contexts();
-    check_missing_operation();
-    check_given();
-    check_ends();
-    check_memory();
-    check_memory_kinds();
-    check_closing();
-    check_meshes();
-    check_contexts_of_ranks();
-    check_arithmetic();
+    for (int wrong = 0; wrong < MISTAKES; wrong++) TEST(test_mistake((mistake)wrong));
+    TEST(check_count());
+    TEST(check_tied());
+    TEST(check_device());
+    TEST(check_two_contexts());
+    TEST(check_missing_operation());
+    TEST(check_given());
+    TEST(check_ends());
+    TEST(check_memory());
+    TEST(check_memory_kinds());
+    TEST(check_closing());
+    TEST(check_meshes());
+    TEST(check_contexts_of_ranks());
+    TEST(check_arithmetic());
     return test_summary();
 }

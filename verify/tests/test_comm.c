@@ -217,17 +217,6 @@ static seqpar_status rank_never_received(seqpar_comm *world, void *user) {
     return SEQPAR_OK;
 }
 
-static seqpar_status rank_cross(seqpar_comm *world, void *user) { /* both receive first */
-    (void)user;
-    TRY(exchange(world, "cross", 11, -1, 0, 1 - world->rank, 8));
-    return exchange(world, "cross", 12, 1 - world->rank, 8, -1, 0);
-}
-
-static seqpar_status rank_cycle(seqpar_comm *world, void *user) {
-    (void)user;
-    return exchange(world, "cycle", world->rank, -1, 0, (world->rank + 1) % world->size, 8);
-}
-
 /* two collectives, entered in another order */
 static seqpar_status rank_other_order(seqpar_comm *world, void *user) {
     seqpar_comm *sub[2];
@@ -241,11 +230,6 @@ static seqpar_status rank_other_order(seqpar_comm *world, void *user) {
     seqpar_comm_free(sub[0]);
     seqpar_comm_free(sub[1]);
     return status;
-}
-
-static seqpar_status rank_to_nobody(seqpar_comm *world, void *user) {
-    (void)user;
-    return exchange(world, "alone", 0, -1, 0, world->rank, 8);
 }
 
 /* What threads can tell beside what every transport must (transport_failures). */
@@ -309,23 +293,8 @@ static const failure thread_failures[] = {
      {"rank 1 waits in 'unwanted' step 7 for rank 0, which has ended"},
      0,
      NULL},
-    {"deadlock_cross",
-     2,
-     rank_cross,
-     SEQPAR_ERR_DEADLOCK,
-     -1,
-     {"rank 0 waits in 'cross' step 11 for rank 1",
-      "rank 1 waits in 'cross' step 11 for rank 0"},
-     SEQPAR_ERR_DEADLOCK,
-     "rank 0 waits in 'cross'"},
-    {"deadlock_cycle",
-     5,
-     rank_cycle,
-     SEQPAR_ERR_DEADLOCK,
-     -1,
-     {"rank 4 waits in 'cycle' step 4 for rank 0", "rank 1 waits in 'cycle' step 1 for rank 2"},
-     SEQPAR_ERR_DEADLOCK,
-     "'cycle'"},
+    DEADLOCK_CROSS,
+    DEADLOCK_CYCLE,
     {"deadlock_other_order",
      2,
      rank_other_order,
@@ -334,14 +303,7 @@ static const failure thread_failures[] = {
      {"rank 0 waits in 'integer sum'", "rank 1 waits in 'integer sum'"},
      SEQPAR_ERR_DEADLOCK,
      "deadlock"},
-    {"deadlock_self",
-     1,
-     rank_to_nobody,
-     SEQPAR_ERR_DEADLOCK,
-     0,
-     {"'alone'", "rank 0"},
-     0,
-     NULL},
+    DEADLOCK_SELF,
     {"deadlock_to_nobody",
      3,
      rank_to_nobody,
@@ -1030,35 +992,39 @@ static void test_clock(void) {
     test_end("comm_clock_overlap");
 }
 
+static void test_no_queue(void) {
+    run_well(2, rank_knows_no_queue, NULL);
+    test_end("comm_threads_know_no_queue");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_limit(20); /* a hang is a failure */
-    test_exchange();
-    test_late();
-    test_order();
-    test_collectives();
-    test_split();
-    test_split_twice();
-    test_counters();
-    test_self();
-    test_abort_alone();
-    test_failures();
-    test_rank_numbers();
-    test_told_queue(0);
-    test_told_queue(1);
-    test_queue_sums();
-    test_queue_order();
-    test_crowd();
-    test_alone();
-    test_collectives_fail();
-    test_places();
-    run_well(2, rank_knows_no_queue, NULL);
-    test_end("comm_threads_know_no_queue");
-    test_slow_copies();
-    test_perturbed();
-    test_flip();
-    test_fail_and_die();
-    test_wrapped_split();
-    test_clock();
+    TEST(test_exchange());
+    TEST(test_late());
+    TEST(test_order());
+    TEST(test_collectives());
+    TEST(test_split());
+    TEST(test_split_twice());
+    TEST(test_counters());
+    TEST(test_self());
+    TEST(test_abort_alone());
+    TEST(test_failures());
+    TEST(test_rank_numbers());
+    TEST(test_told_queue(0));
+    TEST(test_told_queue(1));
+    TEST(test_queue_sums());
+    TEST(test_queue_order());
+    TEST(test_crowd());
+    TEST(test_alone());
+    TEST(test_collectives_fail());
+    TEST(test_places());
+    TEST(test_no_queue());
+    TEST(test_slow_copies());
+    TEST(test_perturbed());
+    TEST(test_flip());
+    TEST(test_fail_and_die());
+    TEST(test_wrapped_split());
+    TEST(test_clock());
     return test_summary();
 }

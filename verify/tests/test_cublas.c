@@ -184,9 +184,9 @@ int main(int argc, char **argv) {
         }
         for (int way = 0; way < 4; way++) /* +9: not aligned, our own kernel */
             for (int64_t stride = 0; stride <= 9; stride += stride ? 1 : 8)
-                test_product(device, way & 1, way / 2, stride);
+                TEST(test_product(device, way & 1, way / 2, stride));
         seqpar_device_close(device);
     }
-    test_failures();
+    TEST(test_failures());
     return test_summary();
 }

@@ -33,7 +33,8 @@ rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
 
 if ! command -v "${CXX:-c++}" >/dev/null 2>&1; then skip cuda "no C++ compiler"; finish; fi
-for suite in test_device test_attn test_cuda_step test_cuda_steps test_cuda_pairs test_queue test_queue_nccl test_train_nccl test_cuda_banks test_cublas; do
+devices=$(basename -s .c verify/tests/test_device*.c)
+for suite in $devices test_attn test_cuda_step test_cuda_steps test_cuda_pairs test_queue test_queue_nccl test_train_nccl test_cuda_banks test_cublas; do
     if make --no-print-directory build/on_cpu_$suite >$out/$suite.build.log 2>&1 && ! grep -q 'warning:' $out/$suite.build.log; then add ${suite#test_} build/on_cpu_$suite
     else fail "cuda_$suite" "$(grep -E 'error|warning' $out/$suite.build.log | head -n 1)"; fi
 done
@@ -56,7 +57,7 @@ fi
 plain="-w -I. -Ibuild -Idemos -Iverify -DTEST_CUDA" linked=$(make --no-print-directory -s linked-flags)
 flawing="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
 make --no-print-directory -s planted build/faults/seqpar.o build/faults/cuda_on_cpu.o >$out/planted.log 2>&1 || fail cuda_faults_planted "$(grep -m 1 -E 'error|fault' $out/planted.log)"
-for suite in attn device queue cublas cuda_pairs cuda_steps; do
+for suite in attn device_matmul device_update queue cublas cuda_pairs cuda_steps; do
     ${CC:-cc} $flawing verify/tests/test_$suite.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
 done
 rows() { awk -F'\t' '$2 ~ /^cuda / && $2 !~ /sanitized/ { sub("cuda ", "", $2); print $1 "|" $2 "|" $4 }' verify/faults.tsv; }
@@ -73,7 +74,7 @@ flaw() { # NUMBER SUITE WHAT
     fail "cuda_fault_$1" "$3: test_$suite stays green"
 }
 # The controls: none may be red without a fault. check: of a long suite what is needed below.
-for suite in attn device queue cublas cuda_pairs cuda_steps; do
+for suite in attn device_matmul device_update queue cublas cuda_pairs cuda_steps; do
     if flawed 0 "$(control $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 -E '^(FAIL|limit: )' $out/fault_0.log)"; fi
 done
 planted=0
@@ -91,7 +92,7 @@ rm -f $out/san_*
 if ! echo 'int main(void) { return 0; }' | ${CXX:-c++} $sanitizers -x c++ - -o $out/san_here 2>/dev/null; then skip cuda_sanitized "this compiler has no sanitizers"
 else
     ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -DSEQPAR_CUBLAS -I. -x c++ -include verify/stand_in/cublas_on_cpu.h -c build/faults/seqpar_cuda.cu -o $out/san.o >$out/san.log 2>&1
-    clean=cuda_banks; [ -n "$TEST_ALL" ] && clean="cuda_banks device cublas" # products and attention in every width; check-all: every operation
+    clean=cuda_banks; [ -n "$TEST_ALL" ] && clean="cuda_banks $(echo $devices | sed 's/test_//g') cublas" # products and attention in every width; check-all: every operation
     for suite in $clean; do
         if sanitized $suite $out/san.o sanitized_$suite 0; then pass cuda_sanitized_$suite; else fail cuda_sanitized_$suite "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu|^limit: ' $out/san.log $out/sanitized_$suite.log | head -n 1)"; fi
     done

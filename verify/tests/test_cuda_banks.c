@@ -122,8 +122,8 @@ int main(int argc, char **argv) {
     }
     seqpar_comm *self = seqpar_comm_self();
     cuda_on_cpu_count_words = 1;
-    test_storage(self, SEQPAR_DTYPE_F32);
-    test_storage(self, SEQPAR_DTYPE_BF16);
+    TEST(test_storage(self, SEQPAR_DTYPE_F32));
+    TEST(test_storage(self, SEQPAR_DTYPE_BF16));
     seqpar_comm_free(self);
     return test_summary();
 }

@@ -205,9 +205,7 @@ static cover covering(void) {
 static void make_cases(void) {
     cover c = covering();
     for (bits_alone = 1; bits_alone >= 0; bits_alone--)
-        for (cover_pair p = {{0}}; cover_next(&c, &p);)
-            if (!cover_met(&c, &p) && case_count < MOST_CASES)
-                case_count += cover_case(&c, &p, cases[case_count]);
+        case_count = cover_all(&c, cases, case_count, MOST_CASES);
     bits_alone = 0;
 }
 

@@ -238,16 +238,17 @@ static void test_refused(void) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     seqpar_device_close(test_cuda(1)); /* where there is no GPU this says so */
-    test_refused();
-    test_failures();
-    test_step_failures();
+    TEST(test_refused());
+    TEST(test_failures());
+    TEST(test_step_failures());
     /* on the stand-in every two features meet in smaller steps: test_cuda_steps.c */
     if (test_fibers()) return test_summary();
     for (int device = 0; device <= 2; device += 2) {
-        test_steps(OBJECTIVE_SFT, device, 2, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
-        test_steps(OBJECTIVE_DPO, device, 3, SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_LLAMA3);
+        TEST(test_steps(OBJECTIVE_SFT, device, 2, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING));
+        TEST(test_steps(OBJECTIVE_DPO, device, 3, SEQPAR_LAYOUT_CONTIGUOUS,
+                        SEQPAR_SCHEDULE_LLAMA3));
     }
-    test_steps(OBJECTIVE_RM, 2, 2, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
-    test_near();
+    TEST(test_steps(OBJECTIVE_RM, 2, 2, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING));
+    TEST(test_near());
     return test_summary();
 }

@@ -188,9 +188,7 @@ static cover covering(void) {
 
 static void make_cases(void) {
     cover c = covering();
-    for (cover_pair p = {{0}}; cover_next(&c, &p);)
-        if (!cover_met(&c, &p) && case_count < MOST_CASES)
-            case_count += cover_case(&c, &p, cases[case_count]);
+    case_count = cover_all(&c, cases, 0, MOST_CASES);
 }
 
 static seqpar_llama_config config_of(const int *level) {

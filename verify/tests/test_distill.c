@@ -149,21 +149,10 @@ static void test_same(int device, int reverse) {
 /* ---- any ranks ---- */
 
 static objective_way way_drawn(int device) {
-    static const int64_t shapes[][2] = {{1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8},
-                                        {2, 2}, {4, 1}, {2, 3}, {3, 1}};
-    int shape = (int)test_integer(0, 8);
-    return (objective_way){.dp = shapes[shape][0],
-                           .sp = shapes[shape][1],
-                           .accumulation = test_integer(1, 4),
-                           .threads = test_integer(1, 2),
-                           .optimizer = SEQPAR_OPTIM_ADAMW,
-                           .layout = layout_of_grid(test_integer(0, layouts_on_grid() - 1)),
-                           .schedule = (int)test_integer(0, SEQPAR_SCHEDULE_LLAMA3),
-                           .reference_device = device,
-                           .zero_stage = (int)test_integer(0, 3),
-                           .offload = test_integer(0, 1) ? SEQPAR_OFFLOAD_STATE : 0,
-                           .recompute = (int)test_integer(0, 2),
-                           .vocab_rows = (int64_t[]){0, 7, 64}[test_integer(0, 2)]};
+    objective_way way = objective_way_drawn(device);
+    way.offload = test_integer(0, 1) ? SEQPAR_OFFLOAD_STATE : 0;
+    way.vocab_rows = (int64_t[]){0, 7, 64}[test_integer(0, 2)];
+    return way;
 }
 
 static int same(const double *a, const double *b, int64_t n) {
@@ -244,15 +233,15 @@ int main(int argc, char **argv) {
     static const seqpar_adapter_desc adapter = {3, 1.25, SEQPAR_ADAPT_ALL};
     test_begin(argc, argv);
     for (int reverse = 0; reverse < 2; reverse++) {
-        test_truth(reverse, 0.4, 0);
-        test_truth(reverse, 1, 1.7);
-        for (int device = 0; device < 3; device++) test_same(device, reverse);
+        TEST(test_truth(reverse, 0.4, 0));
+        TEST(test_truth(reverse, 1, 1.7));
+        for (int device = 0; device < 3; device++) TEST(test_same(device, reverse));
     }
-    test_pieces();
-    test_ways(0, 0, NULL, 8);
-    test_ways(0, 1, NULL, 5);
-    test_ways(1, 0, NULL, 4);
-    test_ways(2, 1, NULL, 4);
-    test_ways(0, 0, &adapter, 4);
+    TEST(test_pieces());
+    TEST(test_ways(0, 0, NULL, 8));
+    TEST(test_ways(0, 1, NULL, 5));
+    TEST(test_ways(1, 0, NULL, 4));
+    TEST(test_ways(2, 1, NULL, 4));
+    TEST(test_ways(0, 0, &adapter, 4));
     return test_summary();
 }

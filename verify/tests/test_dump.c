@@ -6,10 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include "support/deal.h"
 #include "seqpar_safetensors.h"
-#include "support/test.h"
+#include "support/oracle_says.h"
 
 #define FOLDER "build/test_dump.d"
 #define WANTED "build/test_dump.want"
@@ -209,16 +208,13 @@ static void expect(int code, const char *headline, const char *text) {
         "build/seqpar-verify ver " FOLDER " 2>&1",
         "build/seqpar-verify ver " FOLDER " --want " WANTED " 2>&1",
         "build/seqpar-verify ver " FOLDER " --tolerance 0.02 2>&1"};
-    FILE *out = popen(commands[compare], "r");
     char said[8192];
-    size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0, line;
-    int is = out ? pclose(out) : -1;
-    said[bytes] = 0;
-    line = strcspn(said, code == 1 || code == 3 ? "\n" : ":\n"); /* what is right follows */
-    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code && strlen(headline) == line &&
-                    !strncmp(said, headline, line) && strstr(said, text),
-                "exit code %d, not %d; said '%.500s', not '%s' with '%s'", WEXITSTATUS(is),
-                code, said, headline, text);
+    int is = said_by(commands[compare], said, sizeof said);
+    size_t line = strcspn(said,
+                          code == 1 || code == 3 ? "\n" : ":\n"); /* what is right follows */
+    expect_says(is, said, code, headline, text);
+    test_expect(strlen(headline) == line, "the first line of '%.500s' is not '%s'", said,
+                headline);
 }
 
 static void expect_named(const scene *s, const char *name, const char *text) {
@@ -953,21 +949,21 @@ static void test_token_zero(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_right();
-    test_places();
-    test_positions();
-    test_labels();
-    test_loss();
-    test_odd_but_right();
-    test_shows_nothing();
-    test_shapes_of_mistakes();
-    test_insufficient();
-    test_pairs();
-    test_json();
-    test_gradients();
-    test_files();
-    test_unsplit_labels();
-    test_token_zero();
-    test_shares();
+    TEST(test_right());
+    TEST(test_places());
+    TEST(test_positions());
+    TEST(test_labels());
+    TEST(test_loss());
+    TEST(test_odd_but_right());
+    TEST(test_shows_nothing());
+    TEST(test_shapes_of_mistakes());
+    TEST(test_insufficient());
+    TEST(test_pairs());
+    TEST(test_json());
+    TEST(test_gradients());
+    TEST(test_files());
+    TEST(test_unsplit_labels());
+    TEST(test_token_zero());
+    TEST(test_shares());
     return test_summary();
 }

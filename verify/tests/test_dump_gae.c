@@ -328,14 +328,14 @@ static void test_limits(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_right();
-    test_odd_but_right();
-    test_nothing_cut();
-    test_golden();
-    test_mistakes();
-    test_whitening();
-    test_returns();
-    test_shows_nothing();
-    test_limits();
+    TEST(test_right());
+    TEST(test_odd_but_right());
+    TEST(test_nothing_cut());
+    TEST(test_golden());
+    TEST(test_mistakes());
+    TEST(test_whitening());
+    TEST(test_returns());
+    TEST(test_shows_nothing());
+    TEST(test_limits());
     return test_summary();
 }

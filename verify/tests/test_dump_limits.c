@@ -204,11 +204,11 @@ static void test_sides(const char *objective) {
 int main(int argc, char **argv) {
     static const char *const objectives[] = {"sft", "dpo", "rm", "kto", "ppo"};
     test_begin(argc, argv);
-    test_float32();
-    test_bf16_numbers();
-    test_bf16_loss();
-    test_pairs_in_16_bits();
-    test_similar_groups();
-    for (int i = 0; i < 5; i++) test_sides(objectives[i]);
+    TEST(test_float32());
+    TEST(test_bf16_numbers());
+    TEST(test_bf16_loss());
+    TEST(test_pairs_in_16_bits());
+    TEST(test_similar_groups());
+    for (int i = 0; i < 5; i++) TEST(test_sides(objectives[i]));
     return test_summary();
 }

@@ -463,32 +463,32 @@ static void test_no_row(const char *objective, int64_t sp) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_tokens("sft");
-    test_zero("sft");
-    test_tokens("ppo");
-    test_sequences("sft");
-    test_sequences("ppo");
-    test_local_counts();
-    test_designs_right("sft");
-    test_designs_right("ppo");
-    test_designs("sft");
-    test_designs("ppo");
-    test_equal_counts();
-    test_counts();
-    test_weights("sft", "token");
-    test_weights("ppo", "token");
-    test_weights("ppo", "sequence");
-    test_terms("sft", "label_smoothing", &s.smoothing, 0.1);
-    test_terms("sft", "z_loss", &s.z_loss, 0.01);
-    test_terms("ppo", "entropy_coef", &s.entropy_coef, 0.02);
-    test_dual_clip("token");
-    test_dual_clip("sequence");
+    TEST(test_tokens("sft"));
+    TEST(test_zero("sft"));
+    TEST(test_tokens("ppo"));
+    TEST(test_sequences("sft"));
+    TEST(test_sequences("ppo"));
+    TEST(test_local_counts());
+    TEST(test_designs_right("sft"));
+    TEST(test_designs_right("ppo"));
+    TEST(test_designs("sft"));
+    TEST(test_designs("ppo"));
+    TEST(test_equal_counts());
+    TEST(test_counts());
+    TEST(test_weights("sft", "token"));
+    TEST(test_weights("ppo", "token"));
+    TEST(test_weights("ppo", "sequence"));
+    TEST(test_terms("sft", "label_smoothing", &s.smoothing, 0.1));
+    TEST(test_terms("sft", "z_loss", &s.z_loss, 0.01));
+    TEST(test_terms("ppo", "entropy_coef", &s.entropy_coef, 0.02));
+    TEST(test_dual_clip("token"));
+    TEST(test_dual_clip("sequence"));
     for (int64_t sp = 1; sp <= 3; sp += 2) {
-        test_no_row("sft", sp);
-        test_no_row("ppo", sp);
-        test_no_row("dpo", sp);
-        test_no_row("kto", sp);
-        test_no_row("rm", sp);
+        TEST(test_no_row("sft", sp));
+        TEST(test_no_row("ppo", sp));
+        TEST(test_no_row("dpo", sp));
+        TEST(test_no_row("kto", sp));
+        TEST(test_no_row("rm", sp));
     }
     return test_summary();
 }

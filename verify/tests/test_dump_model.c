@@ -6,11 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include "support/deal.h"
 #include "seqpar_safetensors.h"
 #include "second/slow.h"
-#include "support/test.h"
+#include "support/oracle_says.h"
 
 #define FOLDER "build/test_dump_model.d"
 #define MODEL  "build/test_dump_model.m"
@@ -643,32 +642,13 @@ static void write_dump(void) {
 
 /* ---- what is said of it ---- */
 
-static void squeeze(char *text) {
-    char *to = text;
-    for (const char *from = text; *from; from++)
-        if (*from != ' ' && *from != '\n')
-            *to++ = *from;
-        else if (to > text && to[-1] != ' ')
-            *to++ = ' ';
-    *to = 0;
-}
-
 static void expect_with(const char *options, int code, const char *headline, const char *text) {
-    FILE *out;
     char said[16384], command[200];
-    size_t bytes;
-    int is;
     snprintf(command, sizeof command,
              "build/seqpar-verify ver " FOLDER " --model " MODEL " %s 2>&1", options);
-    out = popen(command, "r");
-    bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
-    is = out ? pclose(out) : -1;
-    said[bytes] = 0;
+    int is = said_by(command, said, sizeof said);
     squeeze(said);
-    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code &&
-                    !strncmp(said, headline, strlen(headline)) && strstr(said, text),
-                "exit code %d, not %d; said '%.1500s', not '%s' with '%s'", WEXITSTATUS(is),
-                code, said, headline, text);
+    expect_says(is, said, code, headline, text);
 }
 
 static void expect(int code, const char *headline, const char *text) {
@@ -1048,17 +1028,17 @@ int main(int argc, char **argv) {
     for (int64_t i = 0; i < count; i++) parameters[i] = 0.01 * (double)test_integer(-70, 70);
     make_rows();
     write_model("");
-    test_right();
-    test_gradients();
-    test_pairs();
-    test_objectives();
-    test_one_row();
-    test_forward();
-    test_packing_unknown();
-    test_loss();
-    test_adapters(1);
-    test_adapters(0); /* as they begin: gradients of A are 0 */
-    test_adapters_refused();
-    test_files();
+    TEST(test_right());
+    TEST(test_gradients());
+    TEST(test_pairs());
+    TEST(test_objectives());
+    TEST(test_one_row());
+    TEST(test_forward());
+    TEST(test_packing_unknown());
+    TEST(test_loss());
+    TEST(test_adapters(1));
+    TEST(test_adapters(0)); /* as they begin: gradients of A are 0 */
+    TEST(test_adapters_refused());
+    TEST(test_files());
     return test_summary();
 }

@@ -444,15 +444,15 @@ static void test_files(void) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     each_objective(test_right);
-    test_sides();
+    TEST(test_sides());
     each_objective(odd_but_right);
-    test_forms();
-    test_rounding();
-    test_sides_alike();
-    test_accepted();
-    test_shows_nothing();
-    test_rewards_show_nothing();
-    test_not_judged();
-    test_files();
+    TEST(test_forms());
+    TEST(test_rounding());
+    TEST(test_sides_alike());
+    TEST(test_accepted());
+    TEST(test_shows_nothing());
+    TEST(test_rewards_show_nothing());
+    TEST(test_not_judged());
+    TEST(test_files());
     return test_summary();
 }

@@ -379,14 +379,6 @@ static void test_kto_more(void) {
 
 /* A score is off by so many limits. */
 static void test_score_limits(void) {
-    static const struct {
-        double times;
-        int code;
-        const char *headline;
-    } table[] = {{0.99, 0, "right"},
-                 {1.01, 0, "marginal"},
-                 {1.49, 0, "marginal"},
-                 {1.51, 1, "wrong: unknown"}};
     for (int i = 0; i < 8; i++) {
         double squares = 0, n = 0, unit = i / 4 ? 2 * 0x1p-8 : 0, limit;
         make("rm", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
@@ -397,22 +389,22 @@ static void test_score_limits(void) {
         if (i / 4) s.of[1][0].values[last_of(2)] = s.of[1][0].scores[2] = -1.5;
         if (i / 4) squares = n; /* about */
         limit = (1e-3 + unit) * fabs(s.of[1][0].scores[2]) + 1e-5 * sqrt(squares / n);
-        s.of[1][0].scores[2] += table[i % 4].times * limit;
+        s.of[1][0].scores[2] += around_a_limit[i % 4].times * limit;
         set_loss(right_loss());
-        expect(table[i % 4].code, table[i % 4].headline, "rewards ");
-        test_end("pairs_limit_of_scores_%d_%g", i / 4, table[i % 4].times);
+        expect(around_a_limit[i % 4].code, around_a_limit[i % 4].headline, "rewards ");
+        test_end("pairs_limit_of_scores_%d_%g", i / 4, around_a_limit[i % 4].times);
     }
 }
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_dpo();
-    test_dpo_of_replicas();
-    test_apart();
-    test_rm();
-    test_rm_loss();
-    test_score_limits();
-    test_kto();
-    test_kto_more();
+    TEST(test_dpo());
+    TEST(test_dpo_of_replicas());
+    TEST(test_apart());
+    TEST(test_rm());
+    TEST(test_rm_loss());
+    TEST(test_score_limits());
+    TEST(test_kto());
+    TEST(test_kto_more());
     return test_summary();
 }

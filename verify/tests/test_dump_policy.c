@@ -398,14 +398,6 @@ static double largest_reward(int64_t group) {
 
 /* A document's advantage is off by so many limits; rewards of 16 bits make these wider. */
 static void test_limits(void) {
-    static const struct {
-        double times;
-        int code;
-        const char *headline;
-    } table[] = {{0.99, 0, "right"},
-                 {1.01, 0, "marginal"},
-                 {1.49, 0, "marginal"},
-                 {1.51, 1, "wrong: unknown"}};
     for (int i = 0; i < 12; i++) {
         row *r = &s.of[1][0];
         double mean, pop, unbiased, limit;
@@ -416,27 +408,27 @@ static void test_limits(void) {
                 (i / 4 ? 4 * 0x1p-8 * largest_reward(r->groups[2]) : 0) /
                     (i / 4 == 2 ? 1 : pop + 1e-4);
         for (int64_t t = cu_seqlens[2]; t <= last_of(2); t++)
-            r->advantages[t] += table[i % 4].times * limit;
+            r->advantages[t] += around_a_limit[i % 4].times * limit;
         set_loss(right_loss());
-        expect(table[i % 4].code, table[i % 4].headline, "rewards ");
-        test_end("policy_limit_of_advantages_%d_%g", i / 4, table[i % 4].times);
+        expect(around_a_limit[i % 4].code, around_a_limit[i % 4].headline, "rewards ");
+        test_end("policy_limit_of_advantages_%d_%g", i / 4, around_a_limit[i % 4].times);
     }
 }
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_policy("token");
-    test_policy("sequence");
-    test_low_ratios();
-    test_gspo("sequence");
-    test_gspo("token");
-    test_advantages();
-    test_wrong_documents();
-    test_unsplit_advantages();
-    test_odd_advantages();
-    test_stride();
-    test_alike();
-    test_whitening();
-    test_limits();
+    TEST(test_policy("token"));
+    TEST(test_policy("sequence"));
+    TEST(test_low_ratios());
+    TEST(test_gspo("sequence"));
+    TEST(test_gspo("token"));
+    TEST(test_advantages());
+    TEST(test_wrong_documents());
+    TEST(test_unsplit_advantages());
+    TEST(test_odd_advantages());
+    TEST(test_whitening());
+    TEST(test_limits());
+    TEST(test_stride());
+    TEST(test_alike());
     return test_summary();
 }

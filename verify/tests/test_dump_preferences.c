@@ -275,11 +275,11 @@ static void test_refused(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    for (int type = 0; type < TYPES; type++) test_right(type);
-    test_golden();
-    for (int type = 0; type < TYPES; type++) test_mistakes(type);
-    test_types_differ();
-    test_margins();
-    test_refused();
+    for (int type = 0; type < TYPES; type++) TEST(test_right(type));
+    TEST(test_golden());
+    for (int type = 0; type < TYPES; type++) TEST(test_mistakes(type));
+    TEST(test_types_differ());
+    TEST(test_margins());
+    TEST(test_refused());
     return test_summary();
 }

@@ -7,11 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <cjson/cJSON.h>
 #include "support/deal.h"
 #include "seqpar_safetensors.h"
-#include "support/test.h"
+#include "support/oracle_says.h"
 
 #define FOLDER "build/test_dump_run.d"
 #define ORACLE "build/seqpar-verify"
@@ -204,13 +203,7 @@ static void write_books(const char *folder, const books *b) {
 /* ---- running it ---- */
 
 static char said[16384];
-static int code_of(const char *command) {
-    FILE *out = popen(command, "r");
-    size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
-    int is = out ? pclose(out) : -1;
-    said[bytes] = 0;
-    return WIFEXITED(is) ? WEXITSTATUS(is) : -1;
-}
+static int code_of(const char *command) { return said_by(command, said, sizeof said); }
 
 /* FOLDER/in to FOLDER/out, which is made anew. */
 static int run(const char *operation, const char *in, const char *out, const char *options) {

@@ -6,9 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include "seqpar_safetensors.h"
-#include "support/test.h"
+#include "support/oracle_says.h"
 
 #define FOLDER "build/test_dump_shares.d"
 #define WANTED "build/test_dump_shares.want"
@@ -210,22 +209,14 @@ static void write_want(int64_t q, int64_t rows) {
 static void expect(int code, const char *headline, const char *text) {
     int64_t rows = s.rows_apart ? s.dp * s.accumulation : 1;
     char said[16384];
-    size_t bytes;
-    FILE *out;
-    int is;
     if (system("rm -rf " FOLDER " " WANTED)) exit(1);
     mkdir(FOLDER, 0777);
     mkdir(WANTED, 0777);
     for (int64_t r = 0; r < s.world; r++) write_rank(r);
     for (int64_t q = 0; q < rows; q++) write_want(q, rows);
-    out = popen("build/seqpar-verify ver " FOLDER " --want " WANTED " 2>&1", "r");
-    bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
-    is = out ? pclose(out) : -1;
-    said[bytes] = 0;
-    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code &&
-                    !strncmp(said, headline, strlen(headline)) && strstr(said, text),
-                "exit code %d, not %d; said '%.900s', not '%s' with '%s'", WEXITSTATUS(is),
-                code, said, headline, text);
+    int is = said_by("build/seqpar-verify ver " FOLDER " --want " WANTED " 2>&1", said,
+                     sizeof said);
+    expect_says(is, said, code, headline, text);
 }
 
 static void expect_named(const char *what, const char *name, const char *text) {
@@ -379,10 +370,10 @@ static void test_counts(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_right();
-    test_rows();
-    test_ranks();
-    test_places();
-    test_counts();
+    TEST(test_right());
+    TEST(test_rows());
+    TEST(test_ranks());
+    TEST(test_places());
+    TEST(test_counts());
     return test_summary();
 }

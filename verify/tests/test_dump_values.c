@@ -85,10 +85,10 @@ static void test_mistakes(const char *reduction) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_right("token");
-    test_right("sequence");
-    test_golden();
-    test_mistakes("token");
-    test_mistakes("sequence");
+    TEST(test_right("token"));
+    TEST(test_right("sequence"));
+    TEST(test_golden());
+    TEST(test_mistakes("token"));
+    TEST(test_mistakes("sequence"));
     return test_summary();
 }

@@ -697,19 +697,18 @@ static void test_devices(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_state += test_seed;
     test_limit(20); /* a fold that never ends is a failure */
-    test_orders();
-    test_sensitive();
-    test_absent_shards();
-    test_bounds();
-    test_same_programs();
-    test_work();
-    test_parties();
-    test_partial();
-    test_seek();
-    test_seek_near();
-    test_scarce();
-    test_devices();
+    TEST(test_orders());
+    TEST(test_sensitive());
+    TEST(test_absent_shards());
+    TEST(test_bounds());
+    TEST(test_same_programs());
+    TEST(test_work());
+    TEST(test_parties());
+    TEST(test_partial());
+    TEST(test_seek());
+    TEST(test_seek_near());
+    TEST(test_scarce());
+    TEST(test_devices());
     return test_summary();
 }

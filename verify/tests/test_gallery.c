@@ -7,12 +7,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #define STB_DS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "oracle/verdict/gallery.h"
 #include "oracle/synthetic/synthetic.h"
-#include "support/test.h"
+#include "support/oracle_says.h"
 
 #define FOLDER "build/test_gallery.d"
 
@@ -92,15 +91,10 @@ static cJSON *said;
 static void judge(const char *words) {
     static char text[1 << 20];
     char command[200];
-    FILE *out;
-    size_t bytes;
     cJSON_Delete(said);
     snprintf(command, sizeof command, "build/seqpar-verify ver " FOLDER "/got %s --json 2>&1",
              words);
-    out = popen(command, "r");
-    bytes = out ? fread(text, 1, sizeof text - 1, out) : 0;
-    text[bytes] = 0;
-    if (out) pclose(out);
+    (void)said_by(command, text, sizeof text);
     said = cJSON_Parse(text);
     test_expect(said != NULL, "said '%.300s'", text);
 }

@@ -120,28 +120,34 @@ static seqpar_status run_memory(memory_run *m, const model_task *task, const mod
     return status;
 }
 
-/* One row of `tokens` tokens in `documents` documents of nearly equal length. */
-static void row_task(model_task *task, const seqpar_llama_config *config, int64_t tokens,
-                     int64_t documents, int64_t cell) {
-    seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
-    int32_t *ids = calloc((size_t)tokens, sizeof *ids);
-    seqpar_pack_desc desc = {.pack_len = tokens, .cell = cell};
+static void packed_task(model_task *task, const seqpar_llama_config *config,
+                        const seqpar_document *docs, int64_t count,
+                        const seqpar_pack_desc *desc) {
     seqpar_error error = {0};
-    int64_t i;
     memset(task, 0, sizeof *task);
-    for (i = 0; i < tokens; i++) ids[i] = (int32_t)test_integer(0, config->vocab - 1);
-    for (i = 0; i < documents; i++) {
-        docs[i].ids = ids + i * tokens / documents;
-        docs[i].tokens = (i + 1) * tokens / documents - i * tokens / documents;
-        docs[i].unit = i;
-    }
-    if (seqpar_pack(&error, &task->batch, docs, documents, &desc)) {
+    if (seqpar_pack(&error, &task->batch, docs, count, desc)) {
         fprintf(stderr, "%s\n", error.text);
         exit(2);
     }
     task->config = *config;
     task->objective.count = task->batch.counts.supervised;
     task->lr = 1e-3;
+}
+
+/* One row of `tokens` tokens in `documents` documents of nearly equal length. */
+static void row_task(model_task *task, const seqpar_llama_config *config, int64_t tokens,
+                     int64_t documents, int64_t cell) {
+    seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
+    int32_t *ids = calloc((size_t)tokens, sizeof *ids);
+    seqpar_pack_desc desc = {.pack_len = tokens, .cell = cell};
+    int64_t i;
+    for (i = 0; i < tokens; i++) ids[i] = (int32_t)test_integer(0, config->vocab - 1);
+    for (i = 0; i < documents; i++) {
+        docs[i].ids = ids + i * tokens / documents;
+        docs[i].tokens = (i + 1) * tokens / documents - i * tokens / documents;
+        docs[i].unit = i;
+    }
+    packed_task(task, config, docs, documents, &desc);
     free(docs);
     free(ids);
 }
@@ -361,19 +367,11 @@ static void rows_task(model_task *task, const seqpar_llama_config *config, int64
     seqpar_document *docs = calloc((size_t)rows, sizeof *docs);
     int32_t *ids = calloc((size_t)rows * tokens, sizeof *ids);
     seqpar_pack_desc desc = {.pack_len = tokens, .cell = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
-    seqpar_error error = {0};
-    memset(task, 0, sizeof *task);
     for (int64_t i = 0; i < rows * tokens; i++)
         ids[i] = (int32_t)test_integer(0, config->vocab - 1);
     for (int64_t i = 0; i < rows; i++)
         docs[i] = (seqpar_document){.ids = ids + i * tokens, .tokens = tokens, .unit = i};
-    if (seqpar_pack(&error, &task->batch, docs, rows, &desc)) {
-        fprintf(stderr, "%s\n", error.text);
-        exit(2);
-    }
-    task->config = *config;
-    task->objective.count = task->batch.counts.supervised;
-    task->lr = 1e-3;
+    packed_task(task, config, docs, rows, &desc);
     free(docs);
     free(ids);
 }

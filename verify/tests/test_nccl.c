@@ -672,22 +672,6 @@ static void test_watchdog(void) {
 
 /* ---- deadlocks on the host: found by the referee, exactly ---- */
 
-static seqpar_status rank_cross(seqpar_comm *world, void *user) { /* both receive first */
-    (void)user;
-    TRY(exchange(world, "cross", 11, -1, 0, 1 - world->rank, 8));
-    return exchange(world, "cross", 12, 1 - world->rank, 8, -1, 0);
-}
-
-static seqpar_status rank_cycle(seqpar_comm *world, void *user) {
-    (void)user;
-    return exchange(world, "cycle", world->rank, -1, 0, (world->rank + 1) % world->size, 8);
-}
-
-static seqpar_status rank_alone(seqpar_comm *world, void *user) {
-    (void)user;
-    return exchange(world, "alone", 0, -1, 0, world->rank, 8);
-}
-
 /* its line is cut: all that the others see of a process that ends */
 static seqpar_status rank_dies(seqpar_comm *world, void *user) {
     (void)user;
@@ -700,32 +684,9 @@ static seqpar_status rank_dies(seqpar_comm *world, void *user) {
 static void test_deadlocks(void) {
     static const transport_maker maker = {.name = "nccl", .run = run_nccl};
     static const failure table[] = {
-        {"deadlock_cross",
-         2,
-         rank_cross,
-         SEQPAR_ERR_DEADLOCK,
-         -1,
-         {"rank 0 waits in 'cross' step 11 for rank 1",
-          "rank 1 waits in 'cross' step 11 for rank 0"},
-         SEQPAR_ERR_DEADLOCK,
-         "rank 0 waits in 'cross'"},
-        {"deadlock_cycle",
-         5,
-         rank_cycle,
-         SEQPAR_ERR_DEADLOCK,
-         -1,
-         {"rank 4 waits in 'cycle' step 4 for rank 0",
-          "rank 1 waits in 'cycle' step 1 for rank 2"},
-         SEQPAR_ERR_DEADLOCK,
-         "'cycle'"},
-        {"deadlock_self",
-         1,
-         rank_alone,
-         SEQPAR_ERR_DEADLOCK,
-         0,
-         {"'alone'", "rank 0"},
-         0,
-         NULL},
+        DEADLOCK_CROSS,
+        DEADLOCK_CYCLE,
+        DEADLOCK_SELF,
         {"rank_dies", 4, rank_dies, 0, -1, {"for rank 1, which has ended"}, 0, NULL}};
     expect_failures(&maker, table, COUNT(table), 24);
     test_end("nccl_deadlocks_repeated");

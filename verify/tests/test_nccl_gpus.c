@@ -45,6 +45,11 @@ static seqpar_status rank_to_itself(seqpar_comm *world, void *user) {
     return status;
 }
 
+static void test_to_itself(const transport_maker *maker) {
+    transport_run_well(maker, 1, rank_to_itself, NULL);
+    test_end("nccl_gpus_to_itself_on_a_queue");
+}
+
 int main(int argc, char **argv) {
     int gpus = 0, version = 0;
     test_begin(argc, argv);
@@ -60,8 +65,7 @@ int main(int argc, char **argv) {
     printf("# NCCL %d, %d GPU%s\n", version, gpus, gpus > 1 ? "s" : "");
     transport_maker maker = {
         .name = "nccl_gpus", .run = run_gpus, .most = gpus, .own_device = 1};
-    transport_conformance(&maker);
-    transport_run_well(&maker, 1, rank_to_itself, NULL);
-    test_end("nccl_gpus_to_itself_on_a_queue");
+    TEST(transport_conformance(&maker));
+    TEST(test_to_itself(&maker));
     return test_summary();
 }

@@ -680,18 +680,18 @@ static void check_slice_edges(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    check_ways(SEQPAR_OPTIM_ADAMW, 0);
-    check_ways(SEQPAR_OPTIM_ADAMW, 1);
-    check_ways(SEQPAR_OPTIM_SGD, 0);
-    check_ways(SEQPAR_OPTIM_SGD, 3);
-    check_slow_rank();
-    check_slice_edges();
-    for (int which = 0; which < MISUSES; which++) check_misuse(which);
-    check_pool(NULL, 3);
-    check_pool(NULL, 50); /* more than wait at a time */
-    check_pool("build", 3);
-    for (int64_t ranks = 1; ranks <= 3; ranks++) check_late_moves(ranks);
-    check_head(seqpar_device_cpu(1), "cpu");
-    check_every_small_gradient();
+    TEST(check_ways(SEQPAR_OPTIM_ADAMW, 0));
+    TEST(check_ways(SEQPAR_OPTIM_ADAMW, 1));
+    TEST(check_ways(SEQPAR_OPTIM_SGD, 0));
+    TEST(check_ways(SEQPAR_OPTIM_SGD, 3));
+    TEST(check_slow_rank());
+    TEST(check_slice_edges());
+    for (int which = 0; which < MISUSES; which++) TEST(check_misuse(which));
+    TEST(check_pool(NULL, 3));
+    TEST(check_pool(NULL, 50)); /* more than wait at a time */
+    TEST(check_pool("build", 3));
+    for (int64_t ranks = 1; ranks <= 3; ranks++) TEST(check_late_moves(ranks));
+    TEST(check_head(seqpar_device_cpu(1), "cpu"));
+    TEST(check_every_small_gradient());
     return test_summary();
 }

@@ -1089,19 +1089,18 @@ static void test_work(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_state += test_seed;
-    test_golden();
-    test_order();
-    test_mask();
-    test_counters();
-    test_cells();
-    test_largest_cell();
-    test_packings();
-    test_parts();
-    test_refusals();
-    test_first_error_wins();
-    test_fuzz();
-    test_plain_rows();
-    test_work();
+    TEST(test_golden());
+    TEST(test_order());
+    TEST(test_mask());
+    TEST(test_counters());
+    TEST(test_cells());
+    TEST(test_largest_cell());
+    TEST(test_packings());
+    TEST(test_parts());
+    TEST(test_refusals());
+    TEST(test_first_error_wins());
+    TEST(test_fuzz());
+    TEST(test_plain_rows());
+    TEST(test_work());
     return test_summary();
 }

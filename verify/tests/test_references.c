@@ -161,22 +161,28 @@ static int agree(int harm, char *text, size_t size) {
     return verdict;
 }
 
-int main(int argc, char **argv) {
-    int64_t count, seen = 0;
+static void test_agree(int64_t count) {
     char text[200] = "";
-    test_begin(argc, argv);
-    test_fault_names();
-    count = getenv("TEST_ALL") ? 100000 : 3000;
     for (int64_t i = 0; i < count; i++)
         test_expect(agree(0, text, sizeof text) == 1, "configuration %lld: %s", (long long)i,
                     text);
     test_end("references_agree in %lld configurations", (long long)count);
-    for (int64_t i = 0; i < 40; i++) seen += agree(1, text, sizeof text) == 0;
-    test_expect(seen >= 36, "a wrong log-prob is seen in %lld of 40", (long long)seen);
-    test_end("references_see_a_log_prob");
-    seen = 0;
-    for (int64_t i = 0; i < 40; i++) seen += agree(2, text, sizeof text) == 0;
-    test_expect(seen >= 36, "a wrong gradient is seen in %lld of 40", (long long)seen);
-    test_end("references_see_a_gradient");
+}
+
+/* harm: as of agree() */
+static void test_seen(int harm, const char *what) {
+    int64_t seen = 0;
+    char text[200] = "";
+    for (int64_t i = 0; i < 40; i++) seen += agree(harm, text, sizeof text) == 0;
+    test_expect(seen >= 36, "a wrong %s is seen in %lld of 40", what, (long long)seen);
+    test_end("references_see_a_%s", what);
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    TEST(test_fault_names());
+    TEST(test_agree(getenv("TEST_ALL") ? 100000 : 3000));
+    TEST(test_seen(1, "log_prob"));
+    TEST(test_seen(2, "gradient"));
     return test_summary();
 }

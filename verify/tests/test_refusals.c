@@ -560,6 +560,20 @@ static const limit whole_limits[] = {
     WHOLE(io.q_stride),  WHOLE(io.k_stride),  WHOLE(io.v_stride), WHOLE(io.dq_stride),
     WHOLE(io.dk_stride), WHOLE(io.dv_stride), WHOLE(dsinks)};
 
+/* Opens attention on one row of 16 tokens, as one of `ranks` ranks. */
+static seqpar_status attend_as(seqpar_comm *on, int64_t ranks, const seqpar_attn_desc *desc) {
+    const seqpar_row row = {.tokens = 16, .cell = 2};
+    seqpar_device *mine = seqpar_device_reference();
+    seqpar_attn *attn = NULL;
+    seqpar_ctx rank;
+    seqpar_status status = seqpar_ctx_open(&rank, on, mine, ranks);
+    if (!status) status = seqpar_attn_open(&rank, &attn, &row, 1, desc);
+    seqpar_attn_close(&rank, attn);
+    seqpar_ctx_close(&rank);
+    seqpar_device_close(mine);
+    return status;
+}
+
 /* 4 ranks, 2 kv heads copied to members of 4: their query heads must be as many. */
 static seqpar_status attend_replicated(seqpar_comm *on, void *user) {
     const seqpar_attn_desc desc = {.heads = *(int64_t *)user,
@@ -568,16 +582,7 @@ static seqpar_status attend_replicated(seqpar_comm *on, void *user) {
                                    .schedule = SEQPAR_SCHEDULE_ULYSSES,
                                    .ulysses_size = 4,
                                    .ulysses_replicate = 1};
-    const seqpar_row row = {.tokens = 16, .cell = 2};
-    seqpar_device *mine = seqpar_device_reference();
-    seqpar_attn *attn = NULL;
-    seqpar_ctx rank;
-    seqpar_status status = seqpar_ctx_open(&rank, on, mine, 4);
-    if (!status) status = seqpar_attn_open(&rank, &attn, &row, 1, &desc);
-    seqpar_attn_close(&rank, attn);
-    seqpar_ctx_close(&rank);
-    seqpar_device_close(mine);
-    return status;
+    return attend_as(on, 4, &desc);
 }
 
 static void check_replicated(void) {
@@ -1185,16 +1190,7 @@ static const limit open_limits[] = {
 static seqpar_status scale_of_rank(seqpar_comm *on, void *user) {
     const seqpar_attn_desc desc = {
         .heads = 2, .kv_heads = 1, .head_dim = 3, .scale = on->rank ? *(double *)user : 1};
-    const seqpar_row row = {.tokens = 16, .cell = 2};
-    seqpar_device *mine = seqpar_device_reference();
-    seqpar_attn *attn = NULL;
-    seqpar_ctx rank;
-    seqpar_status status = seqpar_ctx_open(&rank, on, mine, 2);
-    if (!status) status = seqpar_attn_open(&rank, &attn, &row, 1, &desc);
-    seqpar_attn_close(&rank, attn);
-    seqpar_ctx_close(&rank);
-    seqpar_device_close(mine);
-    return status;
+    return attend_as(on, 2, &desc);
 }
 
 static void check_agreement(void) {
@@ -1495,7 +1491,7 @@ static const excuse excuses[] = {
      "a build without threads, which only test_headers makes"},
     {"this build fuses products with sums", "a build with -ffp-contract=fast: test_headers"},
     {"dk and dv are not of the blocks of dq",
-     "compared by test_device, which makes such blocks"},
+     "compared by test_device_attention, which makes such blocks"},
 };
 
 static const excuse llama_excuses[] = {
@@ -1509,45 +1505,46 @@ static const excuse file_excuses[] = {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    TRY_LIMITS("pack", pack, good_pack, &error, pack_limits);
-    TRY_LIMITS("split", split, good_split, &error, split_limits);
-    check_striped();
-    TRY_LIMITS("part", part_rows, good_parting, &error, parting_limits);
-    TRY_LIMITS("plan", plan, good_plan, &error, plan_limits);
-    TRY_LIMITS("attention in one call", attend_whole, good_attn, &error, whole_limits);
-    TRY_LIMITS("sft", sft, good_sft, &error, sft_limits);
-    TRY_LIMITS("preference", preference, good_pair, &error, pair_limits);
-    TRY_LIMITS("kto", kto, good_kto, &error, kto_limits);
-    TRY_LIMITS("contexts", open_two, good_open, &error, open_limits);
-    TRY_LIMITS("own product", own_product, good_product, &error, product_limits);
+    TEST(TRY_LIMITS("pack", pack, good_pack, &error, pack_limits));
+    TEST(TRY_LIMITS("split", split, good_split, &error, split_limits));
+    TEST(check_striped());
+    TEST(TRY_LIMITS("part", part_rows, good_parting, &error, parting_limits));
+    TEST(TRY_LIMITS("plan", plan, good_plan, &error, plan_limits));
+    TEST(TRY_LIMITS("attention in one call", attend_whole, good_attn, &error, whole_limits));
+    TEST(TRY_LIMITS("sft", sft, good_sft, &error, sft_limits));
+    TEST(TRY_LIMITS("preference", preference, good_pair, &error, pair_limits));
+    TEST(TRY_LIMITS("kto", kto, good_kto, &error, kto_limits));
+    TEST(TRY_LIMITS("contexts", open_two, good_open, &error, open_limits));
+    TEST(TRY_LIMITS("own product", own_product, good_product, &error, product_limits));
     open_rank(seqpar_device_reference());
-    TRY_LIMITS("attention", attend, good_attn, world->error, attn_limits);
-    TRY_LIMITS("vocabulary", project, good_vocab, world->error, vocab_limits);
-    check_tiles();
-    TRY_LIMITS("segments", segments, good_segments, world->error, segments_limits);
-    TRY_LIMITS("self", send_to_self, good_self, world->error, self_limits);
-    check_step_sum();
-    check_optimizer();
-    check_llama();
+    TEST(TRY_LIMITS("attention", attend, good_attn, world->error, attn_limits));
+    TEST(TRY_LIMITS("vocabulary", project, good_vocab, world->error, vocab_limits));
+    TEST(check_tiles());
+    TEST(TRY_LIMITS("segments", segments, good_segments, world->error, segments_limits));
+    TEST(TRY_LIMITS("self", send_to_self, good_self, world->error, self_limits));
+    TEST(check_step_sum());
+    TEST(check_optimizer());
+    TEST(check_llama());
     close_rank();
-    check_replicated();
-    check_own_attention();
-    check_own_kernel();
-    check_mismatch();
-    check_threads();
-    check_failed_rank();
-    check_agreement();
-    check_tensors_agree();
-    check_freed_twice();
-    check_arithmetic();
-    check_claims();
-    check_pool();
-    check_all_seen("seqpar.h", "seqpar_fail(", "", excuses, sizeof excuses / sizeof *excuses);
-    check_all_seen("seqpar_llama.h", "seqpar_fail(", "", llama_excuses,
-                   sizeof llama_excuses / sizeof *llama_excuses);
+    TEST(check_replicated());
+    TEST(check_own_attention());
+    TEST(check_own_kernel());
+    TEST(check_mismatch());
+    TEST(check_threads());
+    TEST(check_failed_rank());
+    TEST(check_agreement());
+    TEST(check_tensors_agree());
+    TEST(check_freed_twice());
+    TEST(check_arithmetic());
+    TEST(check_claims());
+    TEST(check_pool());
+    TEST(check_all_seen("seqpar.h", "seqpar_fail(", "", excuses,
+                        sizeof excuses / sizeof *excuses));
+    TEST(check_all_seen("seqpar_llama.h", "seqpar_fail(", "", llama_excuses,
+                        sizeof llama_excuses / sizeof *llama_excuses));
     see_listed("verify/tests/safetensors_said.txt"); /* of test_safetensors.c */
-    check_all_seen("seqpar_safetensors.h", "return seqpar__st_fail(", "%s: ", file_excuses,
-                   sizeof file_excuses / sizeof *file_excuses);
-    check_all_seen("seqpar_safetensors.h", "return seqpar__st_bad(", "%s: ", NULL, 0);
+    TEST(check_all_seen("seqpar_safetensors.h", "return seqpar__st_fail(", "%s: ", file_excuses,
+                        sizeof file_excuses / sizeof *file_excuses));
+    TEST(check_all_seen("seqpar_safetensors.h", "return seqpar__st_bad(", "%s: ", NULL, 0));
     return test_summary();
 }

@@ -30,7 +30,7 @@ run() { # NAME FLAGS SUITE ENVIRONMENT...
 }
 asan="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 rm -f $out/asan.o $out/tsan.o
-for suite in pack split fold comm transport sample token_file demos_support rollout; do run asan "$asan" $suite TEST_WAYS=1; done
+for suite in pack split fold comm transport sample token_file option_parser data_documents data_files data_pairs arith plot_progress rollout; do run asan "$asan" $suite TEST_WAYS=1; done
 run asan "$asan" plan TEST_ONLY=test_sound+test_mutations+test_refused+test_mask+test_balance+test_formulas+test_as_far+test_long
 # check: attention of each kind once; check-all: at every number of ranks
 only=TEST_WAYS=1

@@ -446,21 +446,20 @@ int main(int argc, char **argv) {
     int schedule;
     size_t i;
     test_begin(argc, argv);
-    test_state += test_seed;
     for (schedule = 0; schedule < SCHEDULES; schedule++)
         for (i = 0; i < 4; i++)
-            test_order(schedule, ranks[i],
-                       schedule == SEQPAR_SCHEDULE_LLAMA3 ? 1 + (int64_t)(i % 2) : 1);
+            TEST(test_order(schedule, ranks[i],
+                            schedule == SEQPAR_SCHEDULE_LLAMA3 ? 1 + (int64_t)(i % 2) : 1));
     for (i = 0; i < 3; i++) {
-        test_clock(SEQPAR_SCHEDULE_RING, ranks[i + 1], 1);
-        test_clock(SEQPAR_SCHEDULE_LLAMA3, ranks[i + 1], 1);
+        TEST(test_clock(SEQPAR_SCHEDULE_RING, ranks[i + 1], 1));
+        TEST(test_clock(SEQPAR_SCHEDULE_LLAMA3, ranks[i + 1], 1));
     }
     for (schedule = 0; schedule < SCHEDULES; schedule++) {
-        test_arrival(schedule, 4, 1);
-        test_arrival(schedule, 3, 2);
-        test_flip(schedule, 4);
-        test_failure(schedule, 4);
-        test_death(schedule, 4);
+        TEST(test_arrival(schedule, 4, 1));
+        TEST(test_arrival(schedule, 3, 2));
+        TEST(test_flip(schedule, 4));
+        TEST(test_failure(schedule, 4));
+        TEST(test_death(schedule, 4));
     }
     return test_summary();
 }

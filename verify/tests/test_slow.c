@@ -4,24 +4,18 @@
  * by hand or by Hugging Face's and PyTorch's own code, finite differences, and properties that
  * must hold whatever the values.
  *
- * cc -std=c11 -O2 verify/tests/test_slow.c -lm
+ * cc -std=gnu11 -O2 -Iverify verify/tests/test_slow.c -lm
  */
 #include "second/golden_families.h"
 #include "second/slow.h"
+#include "support/test.h"
 
 enum { TOKENS = 8, OTHER_TOKENS = 3, VOCAB = 9 };
 
-static int passed, failed;
-
 /* Written so that a NaN fails. */
 static void check(const char *name, double error, double tolerance) {
-    if (!(error <= tolerance)) {
-        printf("FAIL %s: off by %.3g, allowed %.3g\n", name, error, tolerance);
-        failed++;
-    } else {
-        printf("ok %s\n", name);
-        passed++;
-    }
+    test_expect(error <= tolerance, "off by %.3g, allowed %.3g", error, tolerance);
+    test_end("%s", name);
 }
 
 static void check_of(const char *model, const char *name, double error, double tolerance) {
@@ -1428,60 +1422,60 @@ static void test_schedules(void) {
     test_schedule("cosine_with_min_lr", SLOW_COSINE_WITH_MIN_LR, min_lr);
 }
 
-int main(void) {
-    test_rmsnorm();
-    test_silu();
-    test_tanh();
-    test_rope();
-    test_golden_ropes();
-    test_mask();
-    test_mask_general();
-    test_position();
-    test_parameter_table();
-    test_uniform_attention();
-    test_attention_scale();
-    test_scale_and_softcap();
-    test_softcap_gradient("softcap gradient", 1);
-    test_softcap_gradient("softcap gradient, far above", 1e6);
-    test_softcap_gradient("softcap gradient, far below", -1e6);
-    test_sinks();
-    test_far_sinks();
-    test_dropout();
-    test_no_extras();
-    test_mask_probes();
-    test_attention_together();
-    test_attention_gradients();
-    test_loss();
-    test_loss_gradient();
-    test_ignored();
-    test_golden_model(&untied, &untied_golden);
-    test_golden_model(&tied, &tied_golden);
-    test_model_gradient("untied", &untied);
-    test_model_gradient("tied", &tied);
-    test_scaled_model(SLOW_ROPE_LINEAR, &linear_golden);
-    test_scaled_model(SLOW_ROPE_LLAMA3, &llama3_golden);
-    test_scaled_model(SLOW_ROPE_YARN, &yarn_golden);
-    test_attention_factor();
-    test_family(qwen2(), &qwen2_golden);
-    test_family(llama_biases(), &llama_biases_golden);
-    test_family(qwen3(), &qwen3_golden);
-    test_family(smollm3(), &smollm3_golden);
-    test_family(mixtral(), &mixtral_golden);
-    test_family(qwen3_moe(), &qwen3_moe_golden);
-    test_family(qwen3_moe_normed(), &qwen3_moe_normed_golden);
-    test_long_names();
-    test_choice();
-    test_balance();
-    test_indifferent_router();
-    test_equal_experts(true, 2);
-    test_equal_experts(false, 4);
-    test_isolation();
-    test_packing();
-    test_statistics();
-    test_adamw();
-    test_sgd();
-    test_clip();
-    test_schedules();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed ? 1 : 0;
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    TEST(test_rmsnorm());
+    TEST(test_silu());
+    TEST(test_tanh());
+    TEST(test_rope());
+    TEST(test_golden_ropes());
+    TEST(test_mask());
+    TEST(test_mask_general());
+    TEST(test_position());
+    TEST(test_parameter_table());
+    TEST(test_uniform_attention());
+    TEST(test_attention_scale());
+    TEST(test_scale_and_softcap());
+    TEST(test_softcap_gradient("softcap gradient", 1));
+    TEST(test_softcap_gradient("softcap gradient, far above", 1e6));
+    TEST(test_softcap_gradient("softcap gradient, far below", -1e6));
+    TEST(test_sinks());
+    TEST(test_far_sinks());
+    TEST(test_dropout());
+    TEST(test_no_extras());
+    TEST(test_mask_probes());
+    TEST(test_attention_together());
+    TEST(test_attention_gradients());
+    TEST(test_loss());
+    TEST(test_loss_gradient());
+    TEST(test_ignored());
+    TEST(test_golden_model(&untied, &untied_golden));
+    TEST(test_golden_model(&tied, &tied_golden));
+    TEST(test_model_gradient("untied", &untied));
+    TEST(test_model_gradient("tied", &tied));
+    TEST(test_scaled_model(SLOW_ROPE_LINEAR, &linear_golden));
+    TEST(test_scaled_model(SLOW_ROPE_LLAMA3, &llama3_golden));
+    TEST(test_scaled_model(SLOW_ROPE_YARN, &yarn_golden));
+    TEST(test_attention_factor());
+    TEST(test_family(qwen2(), &qwen2_golden));
+    TEST(test_family(llama_biases(), &llama_biases_golden));
+    TEST(test_family(qwen3(), &qwen3_golden));
+    TEST(test_family(smollm3(), &smollm3_golden));
+    TEST(test_family(mixtral(), &mixtral_golden));
+    TEST(test_family(qwen3_moe(), &qwen3_moe_golden));
+    TEST(test_family(qwen3_moe_normed(), &qwen3_moe_normed_golden));
+    TEST(test_long_names());
+    TEST(test_choice());
+    TEST(test_balance());
+    TEST(test_indifferent_router());
+    TEST(test_equal_experts(true, 2));
+    TEST(test_equal_experts(false, 4));
+    TEST(test_isolation());
+    TEST(test_packing());
+    TEST(test_statistics());
+    TEST(test_adamw());
+    TEST(test_sgd());
+    TEST(test_clip());
+    TEST(test_schedules());
+    return test_summary();
 }

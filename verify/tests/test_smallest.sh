@@ -43,13 +43,14 @@ run() {
 # what looks inside is compiled with the implementation, the rest linked with one; only that is optimized
 build seqpar.o -O1 -c verify/library.c
 for suite in device attn ${TEST_ALL:+memory safetensors}; do build test_$suite -O1 verify/tests/test_$suite.c $libraries; done
-for suite in bits adapters ${TEST_ALL:+objective sample}; do build test_$suite -O0 $linked verify/tests/test_$suite.c $out/seqpar.o $libraries; done
+devices=$(basename -s .c verify/tests/test_device_*.c | sed 's/^test_//')
+for suite in bits adapters $devices ${TEST_ALL:+objective sample}; do build test_$suite -O0 $linked verify/tests/test_$suite.c $out/seqpar.o $libraries; done
 for program in train_sft ${TEST_ALL:+train_ppo train_dpo train_kto train_rm}; do build $program -O0 $linked demos/$program.c $out/seqpar.o $libraries; done
 build make_arith -O0 $linked demos/make_arith.c $out/seqpar.o $libraries
 printf 'int seqpar_verify_test(int n, char **of) { return n < 0 || !of; }\n' >$out/no_test.c
 build seqpar-verify -O0 $linked verify/seqpar_verify.c $out/no_test.c $out/seqpar.o $libraries
 
-run device "test"
+for suite in device $devices; do run $suite "test"; done
 run attn "test_many_cells+test_probe+test_document_l+test_isol+test_own_k+test_packed(0)+test_arrival+test_long+test_wide+test_gaps(0)+test_lengths+test_bits(2)+test_bits(0)+test_refused+test_relaxed_grid"
 run bits "test_ways+test_masters+test_shards+test_room_refused+test_forms(2,8" TEST_WAYS=${TEST_ALL:+11}${TEST_ALL:-2}
 run adapters "test_ways(0, OBJECTIVE_SFT, &everywhere, 1"

@@ -460,14 +460,14 @@ int main(int argc, char **argv) {
         return fprintf(stderr, "%s\n", error.text), 1;
     write_data(DOCUMENTS);
     launched(NULL, NULL, NULL);
-    test_refused();
-    test_slurm();
-    test_worlds(0);
-    test_environment();
-    test_worlds(1);
-    test_resume();
-    test_failure();
-    test_disagreement();
-    test_sigterm();
+    TEST(test_refused());
+    TEST(test_slurm());
+    TEST(test_worlds(0));
+    TEST(test_environment());
+    TEST(test_worlds(1));
+    TEST(test_resume());
+    TEST(test_failure());
+    TEST(test_disagreement());
+    TEST(test_sigterm());
     return test_summary();
 }

@@ -16,6 +16,6 @@ int main(int argc, char **argv) {
                                               .patience = sockets_patience}};
     int64_t i;
     test_begin(argc, argv);
-    for (i = 0; i < COUNT(makers); i++) transport_conformance(&makers[i]);
+    for (i = 0; i < COUNT(makers); i++) TEST(transport_conformance(&makers[i]));
     return test_summary();
 }

@@ -52,19 +52,6 @@ static seqpar_status demo_kd_open(demo_rank *r) {
     return demo_reference_open(r, k->teacher_model, k->teacher_offload);
 }
 
-/* The teacher's forward pass over these rows, without adapters. Its batch stays open, for the
-   student's pass. */
-static seqpar_status demo_kd_teach(demo_rank *r, seqpar_llama_batch *taught,
-                                   const seqpar_row *rows, int64_t count) {
-    seqpar_llama *model = demo_reference_model(r), *adapters = model->adapters;
-    seqpar_llama_batch_desc run = demo_batch_desc(r->job);
-    model->adapters = NULL;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, taught, rows, count, &run);
-    if (!status) status = seqpar_llama_forward(&r->ctx, model, taught, 0);
-    model->adapters = adapters;
-    return status;
-}
-
 /* Each token's seeds: the derivatives of the step's mean loss by its log-prob and its KL. */
 static seqpar_status demo_kd_seeds(demo_rank *r, const seqpar_llama_batch *b, int64_t count,
                                    demo_seeds *out, seqpar_vocab_seeds *seeds,
@@ -126,7 +113,7 @@ static seqpar_status demo_kd_rows(demo_rank *r, demo_window *w, int64_t first, i
     seqpar_vocab_seeds seeds;
     demo_seeds buffers = {0};
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    if (!status) status = demo_kd_teach(r, &taught, rows, count);
+    if (!status) status = demo_reference_pass(r, &taught, rows, count, 0);
     if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, micro >= 0);
     b.teacher = &teacher;
     if (!status && micro < 0) status = seqpar_llama_values(&r->ctx, &r->model, &b);

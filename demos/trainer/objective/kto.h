@@ -43,23 +43,15 @@ static demo_labelled_set *demo_kto_set(const demo_job *job, const demo_dataset *
 
 static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, demo_error *error) {
-    const demo_config *c = &job->config;
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     demo_labelled_set *labelled = demo_kto_set(job, set);
-    demo_labelled_options options = {
-        .data = {.input_key = demo_named_key(job, "input_key", k->input_key),
-                 .output_key = k->output_key,
-                 .input_template = c->input_template,
-                 .max_len = c->max_len,
-                 .long_documents = c->long_documents,
-                 .max_samples = max_samples,
-                 .probs = demo_set_probs(job, set),
-                 .seed = c->seed,
-                 .vocab_size = job->model.vocab,
-                 .folder = c->pretrain,
-                 .end = demo_other_end(job),
-                 .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_LABELLED)},
-        .label_key = k->label_key};
+    demo_labelled_options options = {.data = demo_data_asked(job, paths, max_samples,
+                                                             demo_set_probs(job, set),
+                                                             DEMO_TOKENS_LABELLED),
+                                     .label_key = k->label_key};
+    options.data.input_key = demo_named_key(job, "input_key", k->input_key);
+    options.data.output_key = k->output_key;
+    options.data.input_template = job->config.input_template;
     if (demo_labelled_load(labelled, paths, &options, error)) return -1;
     set->file = labelled->file;
     if (set == &job->eval && arrlen(labelled->records) < 2)

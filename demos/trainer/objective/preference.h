@@ -98,25 +98,17 @@ static int demo_definition_has(const demo_job *job, const char *list, const char
 
 static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const char *paths,
                                    int64_t max_samples, demo_error *error) {
-    const demo_config *c = &job->config;
     demo_preference_config *p = (demo_preference_config *)job->options;
-    demo_pair_options options = {
-        .data = {.input_template = p->prompt_key ? c->input_template : NULL,
-                 .max_len = c->max_len,
-                 .long_documents = c->long_documents,
-                 .long_prompts = job->score != NULL,
-                 .max_samples = max_samples,
-                 .probs = demo_set_probs(job, set),
-                 .seed = c->seed,
-                 .vocab_size = job->model.vocab,
-                 .folder = c->pretrain,
-                 .end = demo_other_end(job),
-                 .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PAIRS)},
-        .prompt_key = p->prompt_key,
-        .chosen_key = p->chosen_key,
-        .rejected_key = p->rejected_key,
-        .margin_key = p->margin_key,
-        .margins = p->margin_loss};
+    demo_pair_options options = {.data = demo_data_asked(job, paths, max_samples,
+                                                         demo_set_probs(job, set),
+                                                         DEMO_TOKENS_PAIRS),
+                                 .prompt_key = p->prompt_key,
+                                 .chosen_key = p->chosen_key,
+                                 .rejected_key = p->rejected_key,
+                                 .margin_key = p->margin_key,
+                                 .margins = p->margin_loss};
+    options.data.input_template = p->prompt_key ? job->config.input_template : NULL;
+    options.data.long_prompts = job->score != NULL;
     demo_pair_set pairs = {0};
     double **margins = &p->margins[set == &job->eval];
     char shown[1024];

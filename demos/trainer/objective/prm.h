@@ -57,20 +57,14 @@ static int demo_prm_prepare(demo_job *job, demo_error *error) {
 
 static demo_step_options demo_prm_data(const demo_job *job, const demo_dataset *set,
                                        const char *paths, int64_t max_samples) {
-    const demo_config *c = &job->config;
     const demo_prm_config *p = demo_prm_options(job);
-    return (demo_step_options){
-        .data = {.input_key = p->input_key,
-                 .max_len = c->max_len,
-                 .long_documents = c->long_documents,
-                 .max_samples = max_samples,
-                 .probs = demo_set_probs(job, set),
-                 .seed = c->seed,
-                 .vocab_size = job->model.vocab,
-                 .folder = c->pretrain,
-                 .end = NULL, /* no text ends in EOS here */
-                 .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_STEPS)},
-        .label_key = p->label_key};
+    demo_step_options how = {.data = demo_data_asked(job, paths, max_samples,
+                                                     demo_set_probs(job, set),
+                                                     DEMO_TOKENS_STEPS),
+                             .label_key = p->label_key};
+    how.data.input_key = p->input_key;
+    how.data.end = NULL; /* no text ends in EOS here */
+    return how;
 }
 
 /* Without a tokenizer a byte is a token: sets placeholder and marks from the options' text. */

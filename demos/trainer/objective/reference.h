@@ -133,15 +133,16 @@ static void demo_reference_close(demo_rank *r) {
     r->own = NULL;
 }
 
-/* Log-probs of the reference on these rows, in b->logp. */
+/* The reference's, or the teacher's, forward pass over these rows, without adapters; values:
+   log-probs in b->logp, too. The batch stays open. */
 static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
-                                         const seqpar_row *rows, int64_t count) {
+                                         const seqpar_row *rows, int64_t count, int values) {
     seqpar_llama *model = demo_reference_model(r), *adapters = model->adapters;
     seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     model->adapters = NULL;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, b, rows, count, &run);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, b, 0);
-    if (!status) status = seqpar_llama_values(&r->ctx, model, b);
+    if (!status && values) status = seqpar_llama_values(&r->ctx, model, b);
     model->adapters = adapters;
     return status;
 }
@@ -150,7 +151,7 @@ static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
 static inline seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows,
                                                 int64_t count, double *logp) {
     seqpar_llama_batch b;
-    seqpar_status status = demo_reference_pass(r, &b, rows, count);
+    seqpar_status status = demo_reference_pass(r, &b, rows, count, 1);
     if (!status)
         seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     seqpar_llama_close_batch(&r->ctx, demo_reference_model(r), &b);
@@ -246,7 +247,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
     const seqpar_row *rows = w->batch.row + first;
     seqpar_llama_batch b;
     (void)micro;
-    seqpar_status status = demo_reference_pass(r, &b, rows, count);
+    seqpar_status status = demo_reference_pass(r, &b, rows, count, 1);
     double *logp = (double *)demo_alloc(b.tokens + 1, sizeof *logp);
     if (!status)
         seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);

@@ -77,22 +77,15 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
                          "pretrain_mode learns the text of --input_key alone; leave out "
                          "--output_key %s",
                          c->output_key);
-    demo_data_options options = {.input_key = demo_named_key(job, "input_key", c->input_key),
-                                 .output_key = c->output_key,
-                                 .input_template = c->output_key ? c->input_template : NULL,
-                                 .pretrain_mode = c->pretrain_mode,
-                                 .pretrain_eos = c->pretrain_eos,
-                                 .pretrain_blocks = c->pretrain_blocks,
-                                 .train_on_inputs = c->train_on_inputs,
-                                 .max_len = c->max_len,
-                                 .long_documents = c->long_documents,
-                                 .max_samples = max_samples,
-                                 .probs = demo_set_probs(job, set),
-                                 .seed = c->seed,
-                                 .vocab_size = job->model.vocab,
-                                 .folder = c->pretrain,
-                                 .end = demo_other_end(job),
-                                 .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_SFT)};
+    demo_data_options options = demo_data_asked(job, paths, max_samples,
+                                                demo_set_probs(job, set), DEMO_TOKENS_SFT);
+    options.input_key = demo_named_key(job, "input_key", c->input_key);
+    options.output_key = c->output_key;
+    options.input_template = c->output_key ? c->input_template : NULL;
+    options.pretrain_mode = c->pretrain_mode;
+    options.pretrain_eos = c->pretrain_eos;
+    options.pretrain_blocks = c->pretrain_blocks;
+    options.train_on_inputs = c->train_on_inputs;
     if (demo_data_load(set, paths, &options, error)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     return 0;

@@ -473,20 +473,12 @@ static void demo_ppo_close(demo_rank *r) {
 /* Loads the pretraining text, of which the actor learns every token. */
 static int demo_pretraining_load(const demo_job *job, demo_error *error) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
-    demo_data_options options = {
-        .input_key = demo_named_key(job, "input_key", p->input_key),
-        .pretrain_mode = true,
-        .max_len = job->config.max_len,
-        .long_documents = job->config.long_documents,
-        .max_samples = job->config.max_samples,
-        .probs = p->pretrain_data_probs,
-        .seed = job->config.seed,
-        .vocab_size = job->model.vocab,
-        .folder = job->config.pretrain,
-        .end = demo_other_end(job),
-        .prepare = demo_prepare_command(job, p->pretrain_data, DEMO_TOKENS_SFT),
-        .output_option = "input_key",
-        .length_option = "generate_max_len"};
+    demo_data_options options = demo_data_asked(job, p->pretrain_data, job->config.max_samples,
+                                                p->pretrain_data_probs, DEMO_TOKENS_SFT);
+    options.input_key = demo_named_key(job, "input_key", p->input_key);
+    options.pretrain_mode = true;
+    options.output_option = "input_key";
+    options.length_option = "generate_max_len";
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error);
 }
 

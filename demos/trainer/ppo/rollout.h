@@ -125,22 +125,17 @@ static int demo_prompts_load(demo_dataset *set, const char *paths,
 static int demo_prompts_read(const demo_job *job, demo_dataset *set, const char *paths,
                              int64_t max_samples, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    demo_data_options options = {
-        .input_key = demo_named_key(job, "input_key", p->input_key),
-        .output_key = p->label_key,
-        .input_template = job->config.input_template,
-        .max_len = p->prompt_max_len,
-        .max_samples = max_samples,
-        .probs = demo_set_probs(job, set),
-        .seed = job->config.seed,
-        .vocab_size = job->model.vocab,
-        .folder = job->config.pretrain,
-        .end = demo_other_end(job),
-        .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PROMPTS),
-        .number = (p->label_key || demo_is_token_file(paths)) &&
-                  (p->reward_rule || set == &job->eval),
-        .output_option = p->label_key ? "label_key" : "input_key",
-        .length_option = "prompt_max_len"};
+    demo_data_options options = demo_data_asked(job, paths, max_samples,
+                                                demo_set_probs(job, set), DEMO_TOKENS_PROMPTS);
+    options.input_key = demo_named_key(job, "input_key", p->input_key);
+    options.output_key = p->label_key;
+    options.input_template = job->config.input_template;
+    options.max_len = p->prompt_max_len;
+    options.long_documents = DEMO_LONG_DROP; /* a prompt is whole, or left out */
+    options.number = (p->label_key || demo_is_token_file(paths)) &&
+                     (p->reward_rule || set == &job->eval);
+    options.output_option = p->label_key ? "label_key" : "input_key";
+    options.length_option = "prompt_max_len";
     if (demo_prompts_load(set, paths, &options, error)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     return 0;

@@ -23,6 +23,25 @@ __attribute__((unused)) static const char *demo_named_key(const demo_job *job,
     return job->parsed && !demo_options_typed(job->parsed, option) ? NULL : key;
 }
 
+/* What the readers of every set are asked; which keys, and what becomes of a record, is the
+   objective's. */
+__attribute__((unused)) static demo_data_options demo_data_asked(const demo_job *job,
+                                                                 const char *paths,
+                                                                 int64_t max_samples,
+                                                                 const char *probs,
+                                                                 uint32_t kind) {
+    const demo_config *c = &job->config;
+    return (demo_data_options){.max_len = c->max_len,
+                               .long_documents = c->long_documents,
+                               .max_samples = max_samples,
+                               .probs = probs,
+                               .seed = c->seed,
+                               .vocab_size = job->model.vocab,
+                               .folder = c->pretrain,
+                               .end = demo_other_end(job),
+                               .prepare = demo_prepare_command(job, paths, kind)};
+}
+
 /* Refuses a unit that no row can hold: it would be missing from its step. */
 static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths,
                           demo_error *error) {
