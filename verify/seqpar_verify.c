@@ -26,6 +26,9 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #define STB_DS_IMPLEMENTATION
+/* VERDICT_FILE; 1 would say that the dump is wrong */
+#define DEMO_MEMORY_EXIT 3
+#define SLOW_MEMORY_EXIT 3
 #include "seqpar_safetensors.h"
 #include "oracle/verdict/gallery.h"
 #include "oracle/report/html.h"

@@ -100,13 +100,17 @@ typedef struct {
 
 /* ---- memory ---- */
 
+#ifndef SLOW_MEMORY_EXIT /* the exit code where memory runs out */
+#define SLOW_MEMORY_EXIT 1
+#endif
+
 /* Zeroed memory, or the end of the program; the spare byte keeps an empty array from being
    NULL. */
 SLOW void *slow_allocate(int64_t count, size_t size) {
     void *memory = calloc((size_t)count * size + 1, 1);
     if (!memory) {
-        fprintf(stderr, "slow.h: out of memory\n");
-        abort();
+        fprintf(stderr, "error: no memory for the second reference\n");
+        exit(SLOW_MEMORY_EXIT);
     }
     return memory;
 }

@@ -5,8 +5,9 @@
  *     g++ -x c++ -include cuda_on_cpu.h -c seqpar_cuda.cu
  *
  * One fiber per thread of a block, blocks one after the other. A fiber runs until it has to
- * synchronize: __syncthreads, a shuffle, a vote, a matrix instruction. In between the order of
- * fibers is drawn from cuda_on_cpu_seed: if bits depend on the seed, a barrier is missing.
+ * synchronize: __syncthreads, a shuffle, a vote, a matrix instruction. The order of warps, and
+ * of lanes in a warp, is drawn from cuda_on_cpu_seed: if bits depend on the seed, a barrier is
+ * missing.
  * Shared memory is filled with NaN when a block begins. Device memory is accessible only to
  * kernels and copies: an access by host code is reported and ends the program. Matrix
  * instructions follow the fragment tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix).
@@ -244,9 +245,7 @@ static uint64_t cuda_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* Passes over all fibers, each pass in another order, until all have ended. */
-static void cuda_block_run(cuda_block *b) {
-    uint64_t draw = cuda_mix(cuda_on_cpu_seed + b->index.x * 977u + b->index.y * 31u);
+static void cuda_block_begin(cuda_block *b) {
     memset(b->shared, 0xff, b->shared_bytes);
     memset(b->warp, 0, sizeof *b->warp * (size_t)b->threads / CUDA_WARP);
     b->alive = b->threads;
@@ -256,23 +255,53 @@ static void cuda_block_run(cuda_block *b) {
         cuda_fiber_start(b, i);
         b->warp[i / CUDA_WARP].alive++;
     }
-    while (b->alive) {
-        int moved = 0, start = 0, turn = 1;
-        if (cuda_on_cpu_seed) {
-            draw = cuda_mix(draw + 1);
-            start = (int)(draw % (unsigned)b->threads);
-            turn = draw >> 40 & 1 ? 1 : -1;
+}
+
+/* Draws which warps run first: with seed 0 those of low numbers. */
+static void cuda_order_draw(int *order, int warps, uint64_t *draw) {
+    for (int i = 0; i < warps; i++) {
+        int at = cuda_on_cpu_seed ? (int)((*draw = cuda_mix(*draw + 1)) % (unsigned)(i + 1))
+                                  : i;
+        order[i] = order[at];
+        order[at] = i;
+    }
+}
+
+/* Runs each lane of a warp that can go on, beginning with a drawn one. Returns whether there
+   was any. */
+static bool cuda_warp_run(cuda_block *b, int warp, uint64_t *draw) {
+    int start = 0, turn = 1;
+    bool moved = false;
+    if (cuda_on_cpu_seed) {
+        *draw = cuda_mix(*draw + 1);
+        start = (int)(*draw % CUDA_WARP);
+        turn = *draw >> 40 & 1 ? 1 : CUDA_WARP - 1;
+    }
+    for (int i = 0; i < CUDA_WARP; i++) {
+        cuda_fiber *f = &b->fiber[warp * CUDA_WARP + (start + i * turn) % CUDA_WARP];
+        if (f->done || (f->waits_for && *f->waits_for == f->was)) continue;
+        f->waits_for = NULL;
+        cuda_to_fiber(b, f);
+        moved = true;
+    }
+    return moved;
+}
+
+/* Runs all fibers of a block to their ends. A warp runs until all its lanes wait for other
+   warps or have ended, and only then the next one, so that it is as far ahead as barriers let
+   it: what it writes too early, others read. Each barrier draws another order of warps. */
+static void cuda_block_run(cuda_block *b) {
+    uint64_t draw = cuda_mix(cuda_on_cpu_seed + b->index.x * 977u + b->index.y * 31u);
+    int order[CUDA_MOST_THREADS / CUDA_WARP], warps = b->threads / CUDA_WARP, drawn = -1;
+    cuda_block_begin(b);
+    for (int i = 0; b->alive;) {
+        if (drawn != b->generation) {
+            cuda_order_draw(order, warps, &draw);
+            drawn = b->generation;
+            i = 0;
         }
-        for (int i = 0, at = start; i < b->threads; i++) {
-            cuda_fiber *f = &b->fiber[at];
-            at += turn;
-            at = at < 0 ? b->threads - 1 : at == b->threads ? 0 : at;
-            if (f->done || (f->waits_for && *f->waits_for == f->was)) continue;
-            f->waits_for = NULL;
-            cuda_to_fiber(b, f);
-            moved = 1;
-        }
-        if (!moved)
+        if (cuda_warp_run(b, order[i], &draw)) continue;
+        if (++i == warps)
             cuda_die(
                 "all threads wait, for different things: a barrier that not all of them reach");
     }

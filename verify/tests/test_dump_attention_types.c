@@ -399,6 +399,28 @@ static void test_limits(void) {
     }
 }
 
+/* A mistake is named as soon as what it gives is wrong: dq without the scale, which is so near
+   to 1 that dq is off by so many times its limit. */
+static void test_named_near_limit(void) {
+    static const double times[] = {1.7, 1.9, 2.5};
+    for (int i = 0; i < 3; i++) {
+        double limit, is;
+        make(SEQPAR_LAYOUT_ZIGZAG, 3);
+        s.bits = s.stored = F32;
+        s.lse_bits = F64;
+        s.scale = 1;
+        inputs_narrow();
+        both(right_rule());
+        is = times_limit(DQ, &limit);
+        s.scale = 1 / (1 + times[i] / is * limit);
+        both(right_rule());
+        for (int64_t k = 0; k < size_of(DQ); k++) s.x[DQ][k] /= s.scale;
+        write_scene();
+        expect(1, "wrong: dq_scale_missing", "gives this dq");
+        test_end("attention_named_at_%g_limits", times[i]);
+    }
+}
+
 /* Written as F16 all the same: where dq is handed on, it is cast once more. */
 static void test_another_type(void) {
     static const int results[] = {OUT, DQ, DK, DV};
@@ -433,6 +455,7 @@ int main(int argc, char **argv) {
     TEST(test_precision());
     TEST(test_low_precision());
     TEST(test_limits());
+    TEST(test_named_near_limit());
     TEST(test_another_type());
     return test_summary();
 }

@@ -309,6 +309,16 @@ static void test_odd_advantages(void) {
     set_advantages(in_group, 0);
     set_loss(right_loss());
     expect_right("groups_of_replicas", "so not excluded: baseline_of_one_replica");
+    make_ppo("group"); /* a replica's baseline is that of all, a micro-batch's is not */
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < DOCS; d++) s.of[dp][a].groups[d] += 10 * dp;
+    set_advantages(in_group, 0);
+    set_loss(right_loss());
+    expect_right("groups_of_replicas_in_rows",
+                 "so not excluded: baseline_of_one_replica to see them");
+    set_advantages(in_row, 0);
+    set_loss(right_loss());
+    expect_named("baseline_of_one_replica", "of one micro-batch of it");
     make_ppo("group");
     s.of[1][0].advantages[31] += 0.3;
     set_loss(right_loss());

@@ -3,6 +3,7 @@
    needed. */
 #include "stand_in/nccl_stand_in.h"
 #include <netdb.h>
+#include <poll.h>
 static int names_getaddrinfo(const char *host, const char *service,
                              const struct addrinfo *hints, struct addrinfo **list);
 #define getaddrinfo names_getaddrinfo
@@ -14,8 +15,12 @@ static double clock_seconds(void);
 static ssize_t interrupted_send(int fd, const void *data, size_t bytes, int flags);
 static ssize_t interrupted_recv(int fd, void *data, size_t bytes, int flags);
 static void *frugal_malloc(size_t bytes);
+static int counted_poll(struct pollfd *on, nfds_t count, int wait_ms);
+static int counted_nanosleep(const struct timespec *time, struct timespec *left);
 #define send                interrupted_send
 #define recv                interrupted_recv
+#define poll                counted_poll
+#define nanosleep           counted_nanosleep
 #define SEQPAR_MALLOC(size) frugal_malloc(size)
 #define SEQPAR_FREE(ptr)    free(ptr)
 #define SEQPAR_IMPLEMENTATION
@@ -23,6 +28,8 @@ static void *frugal_malloc(size_t bytes);
 #include "seqpar_nccl.h"
 #undef send
 #undef recv
+#undef poll
+#undef nanosleep
 #include "support/transport.h"
 #include "stand_in/nccl_world.h"
 
@@ -67,6 +74,18 @@ static ssize_t interrupted_recv(int fd, void *data, size_t bytes, int flags) {
     return is_interrupted() ? -1 : recv(fd, data, bytes, flags);
 }
 
+/* How often ranks look whether there is news, and how often they sleep until there is. */
+static _Atomic int64_t looks, sleeps;
+static int counted_poll(struct pollfd *on, nfds_t count, int wait_ms) {
+    *(wait_ms ? &sleeps : &looks) += 1;
+    return poll(on, count, wait_ms);
+}
+
+static int counted_nanosleep(const struct timespec *time, struct timespec *left) {
+    sleeps++;
+    return nanosleep(time, left);
+}
+
 static _Atomic size_t refused_bytes; /* that were last asked for in vain */
 static void *frugal_malloc(size_t bytes) {
     if (bytes <= (size_t)1 << 32) return malloc(bytes);
@@ -97,8 +116,12 @@ static seqpar_status run_world(int64_t ranks, seqpar_rank_fn fn, void *user,
                                seqpar_error *error) {
     seqpar_status status;
     test_limit(TRANSPORT_SECONDS);
+    looks = sleeps = 0;
     status = world_run(world_file, ranks, fn, user, error);
     expect_order();
+    /* a rank that waits sleeps between two looks; without that it takes a core from others */
+    test_expect(looks <= 2 * sleeps + 500, "ranks that wait looked %lld times and slept %lld",
+                (long long)looks, (long long)sleeps);
     return status;
 }
 

@@ -388,6 +388,112 @@ static void test_own_queue(void) {
 
 /* ---- graphs ---- */
 
+/* The device keeps the lists of so many different calls; the table has TABLE rows, and two of them are a list. */
+enum { LISTS_KEPT = 512, TABLE = 64, ALL_LISTS = TABLE * TABLE };
+
+typedef struct look_up {
+    seqpar_device *device;
+    float *table, *out; /* on the device: (TABLE), (ALL_LISTS, 2) */
+} look_up;
+
+/* A call with list number n, which no other n has. */
+static seqpar_status look_up_list(const look_up *l, int n) {
+    const int32_t ids[2] = {n / TABLE, n % TABLE};
+    seqpar_embedding_args a = {
+        .x = {l->out + 2 * n, 1}, .table = {l->table, 1}, .ids = ids, .rows = 2, .width = 1};
+    return l->device->embedding(l->device, &a, l->device->queue);
+}
+
+static void look_up_open(look_up *l, seqpar_error *error) {
+    float table[TABLE];
+    for (int i = 0; i < TABLE; i++) table[i] = (float)(i + 1);
+    l->device = seqpar_device_cuda(error, NULL);
+    l->table = (float *)l->device->alloc(l->device, sizeof table);
+    l->out = (float *)l->device->alloc(l->device, ALL_LISTS * 2 * sizeof(float));
+    l->device->copy(l->device, l->table, table, sizeof table, NULL);
+}
+
+static void look_up_close(look_up *l) {
+    l->device->free(l->device, l->table);
+    l->device->free(l->device, l->out);
+    seqpar_device_close(l->device);
+}
+
+/* Captures calls with these lists. Returns how many calls were refused. */
+static int capture_lists(const look_up *l, const int *list, int count, void **graph) {
+    int refused = 0;
+    test_expect(!cudaStreamBeginCapture(l->device->queue, CAPTURE_OF_THREAD), "no capture");
+    for (int i = 0; i < count; i++) refused += look_up_list(l, list[i]) != SEQPAR_OK;
+    test_expect(!cudaStreamEndCapture(l->device->queue, graph) && *graph, "no graph");
+    return refused;
+}
+
+/* Draws an order of all lists that are kept, and uses the second half again in this order, so
+   that the first half was used longest ago. */
+static void use_lists(const look_up *l, int *list) {
+    for (int n = 0; n < LISTS_KEPT; n++) {
+        const int at = (int)test_integer(0, n);
+        list[n] = list[at];
+        list[at] = n;
+        test_expect(!look_up_list(l, n), "a list is refused");
+    }
+    for (int i = LISTS_KEPT / 2; i < LISTS_KEPT; i++) (void)look_up_list(l, list[i]);
+}
+
+/* New lists take the places of those that were used longest ago. */
+static void test_recent_lists(void) {
+    enum { HALF = LISTS_KEPT / 2 };
+    seqpar_error error = {0};
+    look_up l;
+    int list[LISTS_KEPT], refused;
+    void *graph = NULL;
+    order(1, test_seed + 3);
+    look_up_open(&l, &error);
+    use_lists(&l, list);
+    for (int i = 0; i < HALF; i++) {
+        list[i] = LISTS_KEPT + i;
+        test_expect(!look_up_list(&l, list[i]), "%s", error.text);
+    }
+    refused = capture_lists(&l, list, LISTS_KEPT, &graph);
+    test_expect(!refused, "%d of the %d lists that were used last are gone: %s", refused,
+                LISTS_KEPT, error.text);
+    test_end("queue_lists_used_last_are_kept");
+    test_expect(look_up_list(&l, ALL_LISTS - 1) && error.status == SEQPAR_ERR_DEVICE &&
+                    strstr(error.text, "graphs hold all 512 places for lists"),
+                "%s", error.text);
+    test_end("queue_lists_all_captured");
+    if (graph) cudaGraphDestroy(graph);
+    look_up_close(&l);
+}
+
+/* However many lists follow, a graph reads those that it was captured with. */
+static void test_captured_lists(void) {
+    static const int list[] = {7, 300, 511};
+    seqpar_error error = {0};
+    look_up l;
+    void *graph = NULL, *exec = NULL;
+    float got[2];
+    order(1, test_seed + 4);
+    look_up_open(&l, &error);
+    for (int n = 0; n < LISTS_KEPT; n++) test_expect(!look_up_list(&l, n), "%s", error.text);
+    test_expect(!capture_lists(&l, list, 3, &graph), "%s", error.text);
+    test_expect(!cudaGraphInstantiateWithFlags(&exec, graph, 0), "no graph");
+    for (int n = LISTS_KEPT; n < 3 * LISTS_KEPT; n++)
+        test_expect(!look_up_list(&l, n), "%s", error.text);
+    l.device->zero(l.device, l.out, ALL_LISTS * 2 * sizeof(float), l.device->queue);
+    test_expect(!cudaGraphLaunch(exec, l.device->queue), "the graph does not run");
+    for (int i = 0; i < 3; i++) {
+        l.device->copy(l.device, got, l.out + 2 * list[i], sizeof got, NULL);
+        test_expect(got[0] == (float)(list[i] / TABLE + 1) &&
+                        got[1] == (float)(list[i] % TABLE + 1),
+                    "list %d became %g and %g", list[i], got[0], got[1]);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    look_up_close(&l);
+    test_end("queue_lists_of_a_graph_stay");
+}
+
 /* Captures forward and backward, changes q and v, runs the graph: the bits of a call. */
 static void capture_attention(seqpar_ctx *ctx, held *h, attention *got, attention *want) {
     void *graph = NULL, *exec = NULL;
@@ -501,6 +607,8 @@ int main(int argc, char **argv) {
     TEST(test_lists());
     TEST(test_own_queue());
     TEST(test_capture());
+    TEST(test_recent_lists());
+    TEST(test_captured_lists());
 #endif
     TEST(test_step(OBJECTIVE_DPO,
                    (objective_way){.dp = 1,

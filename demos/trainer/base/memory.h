@@ -9,6 +9,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#ifndef DEMO_MEMORY_EXIT /* a program in which 1 means something else may define it */
+#define DEMO_MEMORY_EXIT 1
+#endif
+
 static inline void demo_out_of_memory(double bytes) {
     fprintf(stderr,
             "error: out of memory: %.0f bytes more cannot be had; give fewer or shorter "
@@ -16,7 +20,7 @@ static inline void demo_out_of_memory(double bytes) {
             bytes);
     /* Not exit(): it would tear down what other ranks still use. No file is left half
        written, since files are renamed when they are complete. */
-    _exit(1);
+    _exit(DEMO_MEMORY_EXIT);
 }
 
 /* Allocates `count` zeroed elements; the caller calls free(). */

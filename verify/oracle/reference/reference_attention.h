@@ -97,6 +97,11 @@ typedef struct reference {
     char head[80];         /* of RM: the head's name without .weight */
 } reference;
 
+static inline int reference_no_memory(reference *f) {
+    seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
+    return -1;
+}
+
 /* ---- numbers of the device ---- */
 
 static inline double reference_number(const void *x, int64_t i, int type) {
@@ -583,21 +588,23 @@ static inline void tape_free(reference_tape *t) {
 }
 
 /* The functions of seqpar_attn_kernel. The batch is one row on one rank, so each call's source
-   has all keys. */
+   has all keys. They fail for want of memory alone, of which seqpar.h would not know. */
 static inline int reference_forward(void *user, const seqpar_attn_source *a, void *out,
                                     void *lse, void *queue) {
     reference *f = (reference *)user;
     void *const to[] = {out, lse};
     int status = all_heads(f, a, 0, to);
+    if (status) reference_no_memory(f);
     if (!status && f->tapes && !f->calls++) keep_forward(f, a, out, lse);
     return (void)queue, status;
 }
 
 static inline int reference_gradients(void *user, const seqpar_attn_source *a, void *dq,
                                       void *dk, void *dv, void *queue) {
-    const reference *f = (const reference *)user;
+    reference *f = (reference *)user;
     void *const to[] = {dq, dk, dv};
     int status = all_heads(f, a, 1, to);
+    if (status) reference_no_memory(f);
     if (!status && f->tapes) keep_backward(f, a, dq, dk, dv); /* layer 0 is last: it stays */
     return (void)queue, status;
 }

@@ -68,11 +68,6 @@ static inline int reference_compare(reference *f, const char *option_name, const
     return -1;
 }
 
-static inline int reference_no_memory(reference *f) {
-    seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
-    return -1;
-}
-
 /* Copies seqpar.h's error to d->error. Returns -1. */
 static inline int reference_failed(reference *f) {
     if (f->ctx.error && f->ctx.error->status && !f->d->error.status)
