@@ -41,7 +41,7 @@ def refused(name, words, call):
 # ---- packed documents ----
 
 def test_documents():
-    ids = RANDOM.integers(3, 90, T)
+    ids = RANDOM.permutation(90)[:T]
     shifted = np.array([ids[t + 1] if t + 1 < T and DOCUMENT[t] == DOCUMENT[t + 1] else -100 for t in range(T)])
     near("positions", reference.positions(CUTS), [*range(5), 0, *range(10)])
     near("labels", reference.labels(ids, CUTS), shifted)
@@ -58,6 +58,9 @@ def test_documents():
         near(f"pack_positions_{i}", row["positions"], np.concatenate([np.arange(n) for n in np.diff(cuts)]))
         ends = np.isin(np.arange(len(row["ids"])) + 1, cuts)
         near(f"pack_labels_{i}", row["labels"], np.where(ends, -100, np.append(row["ids"][1:], 0)))
+    masked = reference.pack(ids, CUTS, 12, labels=prompt)
+    trained = dict(zip(ids, np.where(prompt == -100, -100, shifted)))
+    near("pack_masked", np.concatenate([row["labels"] for row in masked]), [trained[i] for row in masked for i in row["ids"]])
 
 
 def chunks(tokens, count):
