@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 # make wheel, and what its files are worth: symbols of glibc 2.17 at most, no instruction of a newer processor, the same verdicts as
 # build/seqpar-verify, and, in an environment without a compiler, the command, the modules, the pytest plugin, manual page and
-# completions. ARM's binary runs under qemu-user. It takes the network and minutes, so it runs with TEST_ALL=1 (make check-all) alone.
+# completions, and ci/action. ARM's binary runs under qemu-user. It takes the network and minutes, so it runs with TEST_ALL=1 (make check-all) alone.
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MAKEOVERRIDES MFLAGS # of the make around this
 out=$PWD/build/test_wheel oracle=$PWD/build/seqpar-verify version=$(sed -nE 's/^#define SEQPAR_VERSION +"(.*)"/\1/p' seqpar.h)
@@ -123,16 +123,22 @@ def test_wrong(seqpar):
 END
 # pytest_says NAME PASSED FAILED TEXT OPTIONS...
 pytest_says() {
-    local name=$1 want="$2 passed, $3 failed" text=$4 said count; shift 4
-    said=$(there pytest -q -p no:cacheprovider test_steps.py "$@" 2>&1)
-    count() { grep -oE "[0-9]+ $1" <<<"$(tail -n 1 <<<"$said")" | cut -d' ' -f1; }
-    if [ "$(count passed) passed, $(count failed) failed" = "${want/ 0 failed/  failed}" ] && grep -qF "$text" <<<"$said"; then ok "$name"
-    else fail "$name" "$(tail -n 1 <<<"$said")"; fi
+    local name=$1 want="$2 passed, $3 failed" text=$4 said last; shift 4
+    said=$(there pytest -q -p no:cacheprovider test_steps.py "$@" 2>&1) last=$(tail -n 1 <<<"$said")
+    count() { grep -oE "[0-9]+ $1" <<<"$last" || echo "0 $1"; }
+    if [ "$(count passed), $(count failed)" = "$want" ] && grep -qF "$text" <<<"$said"; then ok "$name"; else fail "$name" "$last"; fi
 }
 pytest_says pytest 3 0 "gradients were NOT judged"
 pytest_says pytest_require 2 1 "gradients not judged" --seqpar-require gradients,norm
 pytest_says pytest_require_adds 1 2 "logits not judged" --seqpar-require logits
 pytest_says pytest_require_refused 0 3 "--require is 'loss,gradints'; give stages" --seqpar-require gradints
+
+# ---- ci/action, whose step install takes the wheel ----
+. verify/support/action.sh
+mkdir "$out/action"
+said=$(export RUNNER_TEMP=$out/action GITHUB_PATH=$out/action/path GITHUB_ACTION_PATH=$PWD/ci/action file=$PWD/$(wheel x86_64)
+    cd "$out/action" && action_step install "wheel=$file" && PATH=$(cat path):$PATH action_step judge "dump=$out/steps/sft/got" "model=$out/steps/sft/model" strict=true 2>&1); code=$?
+if [ $code -eq 0 ] && [[ $said = "right: "* ]] && [ -x "$out/action/seqpar/bin/seqpar-verify" ] && [ -s "$out/action/verdict.html" ]; then ok action; else fail action "exit code $code: $said"; fi
 
 # ---- ARM's ----
 arm=$out/aarch64/seqpar_verify/seqpar-verify libraries=/usr/aarch64-linux-gnu

@@ -97,7 +97,7 @@ expect action_judges "$(judge_action)"
 for input in model want require strict name; do # an input that the step passes over is seen
     upper=${input^^}
     sed -E "s/ && words/ \&\& words/; s/^(        $upper: ).*/\1\"\"/" ci/action/action.yml >$out/action.yml
-    refused action_${input}_refused "$(ACTION=$PWD/$out/action.yml judge_action)" "exit code"
+    refused action_${input}_refused "$(ACTION=$PWD/$out/action.yml judge_action)" "dump="
 done
 expect action_installs "$(unknown "make setup"; [ -e "ci/action/../../verify/python/pyproject.toml" ] || echo "no verify/python beside it"; action_script install | bash -n 2>&1)"
 
