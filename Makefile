@@ -18,16 +18,16 @@ DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attentio
 DUMPS = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_dump*.c)))
 # One suite a group of operations of the device table.
 DEVICES = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_device*.c)))
-SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill $(DEVICES) numerics slow slow_loss slow_loss_slopes slow_loss_identities pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs mpi hosts workflow setup bare
+SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip wheel nccl plan transport sample sampled adapters distill $(DEVICES) numerics slow slow_loss slow_loss_slopes slow_loss_identities pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs mpi hosts workflow setup bare
 # The same in parts, for those who work on one: the core is the rest.
 ON_DEVICES = cuda gpu_script nccl nccl_gpus train_nccl transport mpi hosts processes
-OF_ORACLE = lessons oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip parsers fuzz
+OF_ORACLE = lessons oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip wheel parsers fuzz
 OF_TRAINERS = definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input refused runs certificate kills sizes reward token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs
 OF_CORE = $(filter-out $(ON_DEVICES) $(OF_ORACLE) $(OF_TRAINERS),$(SUITES))
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab
 
-.PHONY: check-core check-devices check-oracle check-trainers parts lessons suites mutants certificate uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: check-core check-devices check-oracle check-trainers parts lessons suites mutants certificate uninstall install wheel shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
@@ -51,7 +51,8 @@ help:
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make shared  the library for other languages, build/libseqpar.so (demos/ring.py calls it)"
 	@echo "make install  headers, that library, pkg-config's and CMake's files to PREFIX (/usr/local; DESTDIR; ARCH= for any machine of this kind)"
-	@echo "make clean   removes build/"
+	@echo "make wheel   seqpar-verify as wheels for x86-64 and ARM, for glibc from 2.17 on, and their SHA-256, in dist/ (minutes; the network)"
+	@echo "make clean   removes build/ and dist/"
 	@echo "SETUP=print make demo  only says what would be installed for it"
 
 # Suites that run the demos, which are built before them.
@@ -80,7 +81,7 @@ verify: setup $(VERIFY)
 IN_C = $(patsubst verify/tests/test_%.c,%,$(wildcard $(SUITES:%=verify/tests/test_%.c)))
 check: setup
 	@sh ci/words.sh $(SUITES)
-	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme inputs oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce python pip fuzz parsers smallest,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),build/verify_sp) $(if $(filter lessons,$(SUITES)),$(LESSON_NEEDS)) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
+	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme inputs oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce python pip wheel fuzz parsers smallest,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter lessons,$(SUITES)),$(LESSON_NEEDS)) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
 # Mistakes drawn by a seed, and whether the suites see them: verify/mutants/run.py. Hours; not a part of check.
@@ -173,17 +174,19 @@ parts: # the suites of each part, for scripts
 linked-flags: # for scripts that compile suites in other ways
 	@echo $(LINKED)
 
-build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/base/files.h demos/trainer/ppo/advantage.h verify/support/run_objective.h verify/support/layouts.h verify/support/kept.h
+SELF_TEST_HEADERS = demos/trainer/base/files.h demos/trainer/ppo/advantage.h verify/support/run_objective.h verify/support/layouts.h verify/support/kept.h
+build/verify_sp: verify/verify.c build/seqpar.o $(SELF_TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 $(DUMPS:%=build/test_%) build/test_gallery: $(ORACLE)
 build/test_references build/test_gallery: $(ORACLE_HEADERS)
 build/test_gallery: CPPFLAGS += -D_GNU_SOURCE
+OF_ORACLE_HEADERS = $(ORACLE_HEADERS) verify/second/slow.h verify/support/kept.h demos/trainer/model/model_folder.h demos/trainer/model/peft.h demos/trainer/log/progress.h
 # Put in its place whole: a suite may be running the one before.
-$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(ORACLE_HEADERS) verify/second/slow.h verify/support/kept.h demos/trainer/model/model_folder.h demos/trainer/model/peft.h demos/trainer/log/progress.h
+$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(OF_ORACLE_HEADERS)
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@.$$$$ $(LDLIBS) && mv $@.$$$$ $@
 # `seqpar-verify test` is make verify
-build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/base/files.h demos/trainer/ppo/advantage.h verify/support/run_objective.h verify/support/layouts.h verify/support/kept.h
+build/self_test.o: verify/verify.c build/seqpar.o $(SELF_TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
 
 # Copies of the headers, and of what the trainers compute, with every mistake of verify/faults.tsv in them, each behind a switch.
@@ -420,6 +423,29 @@ uninstall:
 	rm -f $(HEADERS:%=$(TO)/include/%) $(TO)/include/seqpar_cuda.cu $(TO)/share/pkgconfig/seqpar.pc $(TO_LIB)/pkgconfig/seqpar-shared.pc
 	rm -f $(TO_LIB)/libseqpar.so $(TO_LIB)/$(SONAME) $(TO_LIB)/libseqpar.so.$(VERSION)
 
+# ---- the oracle as wheels, for machines without a compiler (verify/python) ----
+# WHEELS=x86_64: that one alone. CJSON=FOLDER: with cJSON.c and cJSON.h, in the place of Debian's source package.
+WHEELS ?= x86_64 aarch64
+CJSON ?=
+IN_WHEEL = build/wheel
+WHEEL_BINARIES = $(WHEELS:%=$(IN_WHEEL)/%/seqpar-verify)
+# The oldest processor of each kind. No OpenMP: its library would have to come with it.
+CPU_x86_64 = x86_64
+CPU_aarch64 = generic
+ZIG = ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/$(IN_WHEEL)/cache ZIG_LOCAL_CACHE_DIR=$(CURDIR)/$(IN_WHEEL)/cache $(IN_WHEEL)/venv/bin/python -m ziglang cc
+WHEEL_CC = @mkdir -p $(@D); echo "$@"; $(ZIG) -target $*-linux-gnu.2.17 -mcpu=$(CPU_$*) -std=gnu11 -O3 -w -D_GNU_SOURCE $(CPPFLAGS) -isystem $(IN_WHEEL)/include
+
+wheel: setup $(WHEEL_BINARIES)
+	@bash ci/wheel.sh $(WHEELS)
+$(IN_WHEEL)/tools: ci/wheel_tools.sh
+	@CJSON=$(CJSON) bash ci/wheel_tools.sh
+$(WHEELS:%=$(IN_WHEEL)/%/seqpar.o): $(IN_WHEEL)/%/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS) $(IN_WHEEL)/tools
+	$(WHEEL_CC) -c $< -o $@
+$(WHEELS:%=$(IN_WHEEL)/%/self_test.o): $(IN_WHEEL)/%/self_test.o: verify/verify.c $(SELF_TEST_HEADERS) $(IN_WHEEL)/%/seqpar.o
+	$(WHEEL_CC) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
+$(WHEEL_BINARIES): $(IN_WHEEL)/%/seqpar-verify: verify/seqpar_verify.c $(IN_WHEEL)/%/seqpar.o $(IN_WHEEL)/%/self_test.o $(OF_ORACLE_HEADERS)
+	$(WHEEL_CC) $(LINKED) -I$(IN_WHEEL)/include/cjson -s $< $(IN_WHEEL)/cJSON.c $(@D)/seqpar.o $(@D)/self_test.o -o $@ -lm -lpthread
+
 clean:
-	rm -rf build
+	rm -rf build dist
 endif

@@ -27,6 +27,10 @@ mpich    libmpich-dev          command -v mpicc.mpich
 mpichrun mpich                 command -v mpirun.mpich
 ip       iproute2              command -v ip
 python   python3               command -v python3
+venv     python3-venv          python3 -c "import ensurepip"
+dpkgdev  dpkg-dev              command -v dpkg-source
+qemu     qemu-user             command -v qemu-aarch64
+armlibc  libc6-arm64-cross     test -e /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1
 numpy    python3-numpy         ci/python_with.sh numpy
 cmark    cmark-gfm             command -v cmark-gfm
 chromium chromium              command -v chromium
@@ -43,6 +47,8 @@ needs() {
     cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_fuzz | test_parsers | test_smallest) echo curl ;;
     mpi) echo curl mpicc mpirun ;;
     lessons) echo cmark ;;
+    wheel) echo python venv; [ -n "$CJSON" ] || echo dpkgdev ;;
+    test_wheel) [ -z "$TEST_ALL" ] || echo 'python? objdump? qemu? armlibc?' ;;
     test_lessons) echo 'python? cmark? chromium? driver? selenium?' ;;
     test_headers) echo c++ objdump ;;
     test_cuda) echo c++ ;;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
 # verify/python: tokens of demos/prepare.py and the trainers upon them, dumps written by numpy and torch, other people's dumps
-# converted, and, where torch is, the trainer whose steps the oracle judges: all of its tests and all of its mistakes with
-# TEST_ALL=1, some of them otherwise.
+# converted, seqpar_reference beside numpy, and, where torch is, the trainer whose steps the oracle judges: all of its tests and
+# all of its mistakes with TEST_ALL=1, some of them otherwise.
 cd "$(dirname "$0")/../.." || exit 1
 . verify/support/rows.sh
 oracle=build/seqpar-verify out=build/test_python
@@ -64,6 +64,11 @@ run dump_files verify/python/test_dump_files.py $out/dump_files
 mkdir $out/convert_pt $out/convert
 run convert_pt verify/python/test_convert_pt.py $out/convert_pt
 run convert verify/python/test_convert.py $oracle $out/convert
+
+# ---- right values, against numpy's: once with torch where it is ----
+mkdir $out/reference
+python=$(ci/python_with.sh numpy torch) || python=$(ci/python_with.sh numpy)
+run reference verify/python/test_reference.py $oracle $out/reference
 
 # ---- other people's trainers, written down by seqpar_trainer ----
 if ! python=$(ci/python_with.sh torch transformers trl datasets); then

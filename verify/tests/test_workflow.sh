@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
 # What stands around the sources: the steps of .github/workflows/check.yml are commands that the Makefile or the repository
-# knows, and the quick ones run; CITATION.cff and CHANGES.md have the header's version; CONTRIBUTING.md and SECURITY.md name
+# knows, and the quick ones run; the step of ci/action/action.yml that judges runs; CITATION.cff and CHANGES.md have the header's version; CONTRIBUTING.md and SECURITY.md name
 # files and commands that exist; ci/format.sh does what it says. Each check also has to refuse a changed copy.
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MAKEOVERRIDES MFLAGS # SUITES=workflow of the make around this is not meant for those below
@@ -66,6 +66,41 @@ while read -r step; do
 done < <(steps $workflow)
 [ $ran -gt 0 ] && ok "workflow_ran_some ($ran)" || fail workflow_ran_some "no step was run"
 
+# ---- ci/action: its step that judges, as it stands there ----
+. verify/support/action.sh
+steps=$PWD/$out/action; mkdir -p $steps/bin; ln -s "$PWD/build/seqpar-verify" $steps/bin/seqpar-verify
+for made in right wrong; do
+    build/seqpar-verify gen --out $steps/$made --sp 4 $([ $made = wrong ] && echo --mistake over_sp) >/dev/null || fail action_gen "$made"
+done
+# judged CODE TEXT INPUT=VALUE...: prints what is wrong with what the step says, and with the files that are uploaded
+judged() {
+    local want=$1 text=$2 code name=verdict word file; shift 2
+    for word in "$@"; do case $word in name=*) name=${word#*=} ;; esac; done
+    rm -rf $steps/here; mkdir $steps/here
+    (cd $steps/here && PATH=$steps/bin:$PATH action_step judge "$@" >said 2>&1); code=$?
+    [ $code -eq "$want" ] && grep -qF -- "$text" $steps/here/said || echo "$*: exit code $code, not $want: $(head -n 1 $steps/here/said)"
+    [ "$want" = 2 ] || for file in $(action_lines upload | sed -nE "s/^ +(\\$\\{\\{ inputs\\.name \\}\\}\\.[a-z]+)$/\\1/p" | sed "s/^.*}/$name/"); do
+        [ -s "$steps/here/$file" ] || echo "$*: it uploads $file, which is not there"
+    done
+}
+judge_action() {
+    [ "$(action_lines upload | grep -cF '{{ inputs.name }}.')" = 2 ] || echo "it does not upload two files"
+    judged 0 "right: places" dump=$steps/right/got model=$steps/right/model strict=true
+    judged 0 "gradients, norm" dump=$steps/right/got want=$steps/right/want require=gradients,norm name=other
+    judged 0 "gradients were" dump=$steps/right/got
+    judged 1 "wrong: over_sp" dump=$steps/wrong/got model=$steps/wrong/model
+    judged 4 "logits not" dump=$steps/right/got require=logits
+    judged 4 "gradients not" dump=$steps/right/got strict=true
+    judged 2 "strict is 'yes'; give true or false" dump=$steps/right/got strict=yes
+}
+expect action_judges "$(judge_action)"
+for input in model want require strict name; do # an input that the step passes over is seen
+    upper=${input^^}
+    sed -E "s/ && words/ \&\& words/; s/^(        $upper: ).*/\1\"\"/" ci/action/action.yml >$out/action.yml
+    refused action_${input}_refused "$(ACTION=$PWD/$out/action.yml judge_action)" "dump="
+done
+expect action_installs "$(unknown "make setup"; [ -e "ci/action/../../verify/python/pyproject.toml" ] || echo "no verify/python beside it"; action_script install | bash -n 2>&1)"
+
 # ---- versions ----
 # HEADER CHANGES CITATION: prints where they disagree. Only the newest version may be unreleased; CITATION.cff has the date of one
 # that is released.
@@ -98,7 +133,7 @@ refused versions_date_refused "$(disagree seqpar.h CHANGES.md "$(changed CITATIO
 
 # ---- YAML: what the host of a repository reads ----
 cat >$out/read.py <<'PY'
-import sys, yaml
+import re, sys, yaml
 
 def front(path):  # the YAML at the head of an issue template
     head, _, body = open(path).read().partition("---\n")[2].partition("\n---\n")
@@ -115,6 +150,27 @@ def workflow(path):
     got = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     assert got == sys.argv[3:], f"its steps are {got}, read here as {sys.argv[3:]}"
 
+def action(path):
+    """Its scripts are those that verify/support/action.sh reads, and each input is known and used."""
+    a, text = yaml.safe_load(open(path)), open(path).read()
+    steps = {step["name"]: step for step in a["runs"]["steps"]}
+    assert a["runs"]["using"] == "composite" and list(steps) == ["install", "judge", "upload"], f"its steps are {list(steps)}"
+    used = set(re.findall(r"\$\{\{ inputs\.(\w+) \}\}", text))
+    assert used == set(a["inputs"]), f"inputs that are used or known alone: {sorted(used ^ set(a['inputs']))}"
+    assert all(i.get("required") or isinstance(i.get("default"), str) for i in a["inputs"].values()), "an optional input has no default"
+    got = [steps[name]["run"].strip() for name in ("install", "judge")]
+    assert all(steps[name]["shell"] == "bash" for name in ("install", "judge")), "a step has no shell"
+    assert got == [script.strip() for script in sys.argv[3:]], f"its scripts are {got}, read here as {sys.argv[3:]}"
+
+def user(path):
+    """The workflow of the page that uses the action gives inputs that it has."""
+    a = yaml.safe_load(open("ci/action/action.yml"))
+    jobs = yaml.safe_load(open(path).read().partition("```yaml\n")[2].partition("```")[0])["jobs"]
+    uses = [step for job in jobs.values() for step in job["steps"] if "/ci/action" in step.get("uses", "")]
+    assert len(uses) == 1, "it has no step that uses ci/action"
+    given, wanted = set(uses[0]["with"]), {name for name, i in a["inputs"].items() if i.get("required")}
+    assert wanted <= given <= set(a["inputs"]), f"it gives {sorted(given)}; the action has {sorted(a['inputs'])}"
+
 def citation(path):
     c = yaml.safe_load(open(path))
     known = set("abstract authors cff-version commit contact date-released doi identifiers keywords license license-url message "
@@ -128,13 +184,19 @@ def template(path):
     assert {"name", "about"} <= set(front(path)), "its head lacks name or about"
 
 try:
-    {"workflow": workflow, "citation": citation, "template": template}[sys.argv[1]](sys.argv[2])
+    {"workflow": workflow, "citation": citation, "template": template, "action": action, "user": user}[sys.argv[1]](sys.argv[2])
 except Exception as e:
     print(f"{type(e).__name__}: {e}")
 PY
 if python=$(ci/python_with.sh yaml); then
     read_yaml() { local commands; mapfile -t commands < <(steps "$2"); "$python" $out/read.py "$1" "$2" "${commands[@]}" 2>&1; } # KIND FILE: prints what is wrong
     expect yaml_workflow "$(read_yaml workflow $workflow)"
+    read_action() { "$python" $out/read.py action "$1" "$(action_script install)" "$(action_script judge)" 2>&1; }
+    expect yaml_action "$(read_action ci/action/action.yml)"
+    refused yaml_action_input_refused "$(read_action "$(changed ci/action/action.yml '/^        WANT:/d')")" "['want']"
+    refused yaml_action_script_refused "$(read_action "$(changed ci/action/action.yml 's/run: \|$/run: >/')")" "its scripts are"
+    expect yaml_page "$(read_yaml user ci/verify-your-framework.md)"
+    refused yaml_page_refused "$(read_yaml user "$(changed ci/verify-your-framework.md 's/strict: true/strickt: true/')")" "'strickt'"
     expect yaml_citation "$(read_yaml citation CITATION.cff)"
     for page in .github/ISSUE_TEMPLATE/*.md; do expect "yaml_$(basename "$page" .md)" "$(read_yaml template "$page")"; done
     refused yaml_hidden_step_refused "$(read_yaml workflow "$(changed $workflow 's/- run: make demo$/- {"run": make demo}/')")" "its steps are"
@@ -143,7 +205,7 @@ if python=$(ci/python_with.sh yaml); then
     refused yaml_broken_refused "$(read_yaml citation "$(changed CITATION.cff 's/^authors:/authors: [/')")" "Error"
     refused yaml_key_refused "$(read_yaml citation "$(changed CITATION.cff 's/^keywords:/words:/')")" "['words']"
     refused yaml_template_refused "$(read_yaml template "$(changed .github/ISSUE_TEMPLATE/defect.md '/^about:/d')")" "lacks name or about"
-else for name in workflow citation template; do skip yaml_$name "no python3 with yaml"; done; fi
+else for name in workflow action page citation template; do skip yaml_$name "no python3 with yaml"; done; fi
 
 # ---- pages: their files and commands are there, and a terminal of 60 columns shows them ----
 missing() { # PAGE: prints what it names that is not there

@@ -71,4 +71,7 @@ def expect_right(dump, **options):
 
 
 def main():
-    os.execv(binary(), ["seqpar-verify", *sys.argv[1:]])
+    found = binary()
+    if os.path.realpath(found) == os.path.realpath(sys.argv[0]):  # it would start itself for ever
+        raise SystemExit(f"error: {found} is this command itself, not the binary that it starts; set SEQPAR_VERIFY to that one's path, or unset it")
+    os.execv(found, ["seqpar-verify", *sys.argv[1:]])
