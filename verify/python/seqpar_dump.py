@@ -55,7 +55,7 @@ OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count", "weights", "mean_logp", "logit
                         "token_rewards", "weights", "entropy"),
                 "value": ("values", "returns", "old_values")}
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "part_out", "part_lse")
-KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "dual_clip", "z_loss",
+KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "dual_clip", "cispo", "z_loss",
             "entropy_coef", "importance", "advantage", "advantage_eps", "gamma", "gae_lambda", "clip_value",
             "loss_type", "label_smoothing", "simpo_gamma", "center", "softmax_scale", "window", "softcap",
             "dtype")

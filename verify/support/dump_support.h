@@ -41,7 +41,7 @@ typedef struct scene {
     int keys;
     int with_margins, with_values, with_token_rewards; /* tensors that not every scene has */
     int with_weights;
-    double dual_clip; /* 0: none */
+    double dual_clip, cispo; /* 0: none */
     double smoothing, z_loss, entropy_coef;
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor not written; one split by source */
@@ -280,6 +280,7 @@ static inline double token_loss_alone(const row *r, int64_t t, int way) {
     one = -a * ratio;
     two = way == NO_CLIP ? one : -a * cut;
     one = (way == WRONG_SIDE) == (one < two) ? one : two;
+    if (s.cispo > 0) one = -a * logp * (way != NO_CLIP && ratio > s.cispo ? s.cispo : ratio);
     if (s.dual_clip > 0 && a < 0 && one > -a * s.dual_clip) one = -a * s.dual_clip;
     k3 = exp(ref - logp) - (ref - logp) - 1;
     if (way == NO_KL) k3 = 0;

@@ -440,6 +440,26 @@ static void test_dual_clip(const char *reduction) {
     expect_loss(right_loss(), "unknown", "loss wrong");
 }
 
+/* The ratio is a weight, cut from above alone, of the log-prob. */
+static void test_cispo(const char *reduction) {
+    double plain;
+    make_by("ppo", reduction);
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++)
+        s.of[dp][a].old_logp[t] = s.of[dp][a].logp[t] - (t % 5 ? 0.2 : 2);
+    plain = right_loss();
+    s.cispo = 2.5;
+    say("cispo", 2.5);
+    s.without = "rewards";
+    set_loss(right_loss());
+    expect_right("cispo", "loss right: got");
+    expect_loss(plain, "option_not_applied", "option_not_applied: dual_clip or cispo");
+    expect_loss(mean_loss(NO_CLIP), "clip_missing", "loss wrong");
+    expect_loss(mean_loss(INVERTED), "ratio_inverted", "loss wrong");
+    s.cispo = 3.5; /* another one than is said */
+    expect_loss(right_loss(), "unknown", "loss wrong");
+}
+
 /* The last micro-batch of the last replica has no row at all, as dynamic batches leave one. */
 static void leave_out_row(void) {
     row *r = &s.of[s.dp - 1][s.micro - 1];
@@ -483,6 +503,8 @@ int main(int argc, char **argv) {
     TEST(test_terms("ppo", "entropy_coef", &s.entropy_coef, 0.02));
     TEST(test_dual_clip("token"));
     TEST(test_dual_clip("sequence"));
+    TEST(test_cispo("token"));
+    TEST(test_cispo("sequence"));
     for (int64_t sp = 1; sp <= 3; sp += 2) {
         TEST(test_no_row("sft", sp));
         TEST(test_no_row("ppo", sp));

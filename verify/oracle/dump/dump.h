@@ -32,6 +32,9 @@
  *     entropy_coef ("0")   PPO: entropy_coef * entropy is subtracted from each token's loss
  *     dual_clip ("0": none) PPO: the loss of a token with advantage A below 0 is at most
  *                          dual_clip |A|
+ *     cispo ("0": none)    PPO: the loss of a token is -min(r, cispo) A logp, with no gradient
+ *                          through r, in place of the clip (CISPO): 1 + epsilon_high, or TRL's
+ *                          epsilon_high as it is
  *     importance ("token") PPO: token, each token has its own ratio r; sequence (GSPO), all
  *                          tokens of a document have r = exp(mean of logp - old_logp over its
  *                          supervised tokens)
@@ -57,7 +60,8 @@
  *
  *     A.index       (n)        index of each token in the row before the split
  *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends;
- *                              the same on all ranks. Without it, packing is not judged.
+ *                              the same on all ranks. Without it, packing is not judged. A
+ *                              replica without a row writes 0 alone, and empty tensors.
  *     A.ids         (n)        tokens
  *     A.positions   (n)        as given to the model
  *     A.labels      (n)        the token to predict here, already shifted; -100: none. Any

@@ -33,8 +33,8 @@ typedef struct dump_facts {
     int64_t step; /* of the optimizer; 1: the first */
     double beta;
     double reduction_constant, label_smoothing, simpo_gamma, center;
-    double gamma, gae_lambda, clip_value;                          /* of GAE and values */
-    double clip_low, clip_high, kl_coef, advantage_eps, dual_clip; /* of PPO */
+    double gamma, gae_lambda, clip_value; /* of GAE and values */
+    double clip_low, clip_high, kl_coef, advantage_eps, dual_clip, cispo; /* of PPO */
     double z_loss, entropy_coef;
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t window;                /* 0: none */
@@ -92,6 +92,7 @@ static const struct {
     {"z_loss", offsetof(dump_facts, z_loss), 0, 1e6, 0},
     {"entropy_coef", offsetof(dump_facts, entropy_coef), 0, 1e6, 0},
     {"dual_clip", offsetof(dump_facts, dual_clip), 0, 1e6, 0},
+    {"cispo", offsetof(dump_facts, cispo), 0, 1e6, 0},
     {"advantage_eps", offsetof(dump_facts, advantage_eps), 0, 1, 1e-4},
     {"lr", offsetof(dump_facts, lr), 0, 1e6, 0},
     {"beta1", offsetof(dump_facts, beta1), 0, 0.999999999, 0.9},
@@ -149,8 +150,24 @@ static inline double dump_real(const char *text, double low, double high, double
     return text && (end == text || *end || !(x >= low && x <= high)) ? NAN : x;
 }
 
+/* CISPO has no second clip, and no document's ratio. 0, or -1 with the error set. */
+static inline int dump_facts_disagree(const dump_facts *f, const char *path,
+                                      seqpar_error *error) {
+    if (!(f->cispo > 0) || (f->dual_clip == 0 && f->importance == DUMP_RATIO_OF_TOKEN))
+        return 0;
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                f->dual_clip > 0
+                    ? "%.300s: metadata cispo is %g and dual_clip is %g, two clips of one "
+                      "ratio; write one of them"
+                    : "%.300s: metadata cispo is %g and importance is 'sequence', but CISPO's "
+                      "ratio is a token's; leave one of them out",
+                path, f->cispo, f->dual_clip);
+    return -1;
+}
+
 /* reduction constant requires reduction_constant. 0, or -1 with the error set. */
 static inline int dump_facts_lack(const dump_facts *f, const char *path, seqpar_error *error) {
+    if (dump_facts_disagree(f, path, error)) return -1;
     if (f->reduction != DUMP_BY_CONSTANT || f->reduction_constant > 0) return 0;
     seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                 "%.300s: metadata reduction is 'constant' and reduction_constant is %g; write "

@@ -61,10 +61,17 @@ static inline double ratio_bound(const dump_facts *f, double advantage) {
     return advantage > 0 ? 1 + f->clip_high : 1 - f->clip_low;
 }
 
+/* The derivative of -min(r, cispo) A logp with respect to logp, r held. */
+static inline double cispo_slope(const dump_facts *f, const token_side *s, int way) {
+    double ratio = exp(way == TOKEN_INVERTED ? -s->ratio : s->ratio);
+    return -s->advantage * (way == TOKEN_NO_CLIP ? ratio : fmin(ratio, f->cispo));
+}
+
 /* The derivative of max(-A r, -A clip(r)) with respect to logp. */
 static inline double clipped_slope(const dump_facts *f, const token_side *s, int way) {
     double ratio = exp(s->ratio), turn = 1, free, bound;
     int inside, takes_free;
+    if (f->cispo > 0) return cispo_slope(f, s, way);
     if (way == TOKEN_INVERTED) {
         ratio = 1 / ratio;
         turn = -1;
@@ -98,6 +105,7 @@ static inline int policy_side(const dump_facts *f, const dump_row *row, int64_t 
                 way >= TOKEN_REFERENCE;
     int of_other = way >= TOKEN_RETURNS || (way >= TOKEN_RATIO_PART && way < TOKEN_OLD);
     if (from < 0 || of_other || (of_kl && !(f->kl_coef > 0))) return 0;
+    if (way == TOKEN_WRONG_SIDE && f->cispo > 0) return 0;
     s->ratio = s->logp - row->old_logp[way >= TOKEN_OLD && way < TOKEN_ADVANTAGE ? from : t];
     s->advantage = row->advantages[way >= TOKEN_ADVANTAGE && way < TOKEN_REFERENCE ? from : t];
     s->reference = f->kl_coef > 0 ? row->ref_logp[way >= TOKEN_REFERENCE ? from : t] : 0;
@@ -177,6 +185,7 @@ static inline int make_ppo_seeds(seed_set *s, int way) {
 static inline int64_t ppo_near_clip(const seed_set *s, double distance) {
     const dump_facts *f = &s->f->d->facts;
     int64_t count = 0;
+    if (f->cispo > 0) return 0; /* its slope does not jump */
     for (int64_t i = 0; i < s->f->count; i++) {
         const dump_row *row = &s->f->rows[i];
         for (int64_t t = 0; t < row_end(row); t++) {

@@ -4,7 +4,8 @@
  *
  *     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) + kl_coef (exp(d) - d - 1)
  *
- * where A is the token's advantage, d = ref_logp - logp, and r = exp(logp - old_logp), or exp
+ * or CISPO's -min(r, cispo) A logp + the same, with no gradient through r (MiniMax-M1,
+ * arXiv 2506.13585), where A is the token's advantage, d = ref_logp - logp, and r = exp(logp - old_logp), or exp
  * of the mean of logp - old_logp over the document (importance in dump.h). */
 #ifndef ORACLE_POLICY_H
 #define ORACLE_POLICY_H
@@ -78,6 +79,13 @@ static inline double clipped_loss(const dump_facts *f, double ratio, double adva
     return f->dual_clip > 0 && advantage < 0 ? fmin(loss, -advantage * f->dual_clip) : loss;
 }
 
+/* What the advantage makes of a token's loss; wrong_side: of CISPO, which has one side, NaN. */
+static inline double advantage_loss(const dump_facts *f, double logp, double ratio,
+                                    double advantage, int wrong_side) {
+    if (!(f->cispo > 0)) return clipped_loss(f, ratio, advantage, wrong_side);
+    return wrong_side || isnan(ratio) ? NAN : -fmin(ratio, f->cispo) * advantage * logp;
+}
+
 static inline double k3(double d) { return expm1(d) - d; } /* d: ref_logp - logp */
 
 /* Logarithms of a document's ratio. whole: the right one; part: a rank's mean over its own
@@ -94,7 +102,7 @@ typedef struct token_side {
 
 static inline double policy_loss(const dump_facts *f, const token_side *s) {
     double kl = f->kl_coef > 0 ? f->kl_coef * k3(s->reference - s->logp) : 0;
-    return clipped_loss(f, exp(s->ratio), s->advantage, 0) + kl;
+    return advantage_loss(f, s->logp, exp(s->ratio), s->advantage, 0) + kl;
 }
 
 /* The loss with other estimates of KL, or with none. */
@@ -147,6 +155,13 @@ static inline token_slopes token_slopes_of(const dump_facts *f, const dump_row *
     s.reference = f->kl_coef * expm1(d);
     s.logp = -s.old_logp - s.reference;
     s.size = fabs(row->advantages[t]) * most + f->kl_coef * k3(d);
+    if (f->cispo > 0) {
+        ratio = fmin(ratio, f->cispo);
+        s.old_logp = row->advantages[t] * ratio * row->logp[t];
+        s.advantage = -ratio * row->logp[t];
+        s.logp = fabs(s.old_logp) + fabs(row->advantages[t]) * ratio + fabs(s.reference);
+        s.size = fabs(s.old_logp) + f->kl_coef * k3(d);
+    }
     return s;
 }
 
@@ -171,10 +186,10 @@ static inline void policy_losses(const dump_facts *f, const dump_row *row, int64
     double ratio = exp(s.ratio), kl;
     for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
     loss[TOKEN_RIGHT] = policy_loss(f, &s);
-    kl = loss[TOKEN_RIGHT] - clipped_loss(f, ratio, s.advantage, 0);
-    loss[TOKEN_INVERTED] = clipped_loss(f, 1 / ratio, s.advantage, 0) + kl;
-    loss[TOKEN_WRONG_SIDE] = clipped_loss(f, ratio, s.advantage, 1) + kl;
-    loss[TOKEN_NO_CLIP] = -s.advantage * ratio + kl;
+    kl = loss[TOKEN_RIGHT] - advantage_loss(f, s.logp, ratio, s.advantage, 0);
+    loss[TOKEN_INVERTED] = advantage_loss(f, s.logp, 1 / ratio, s.advantage, 0) + kl;
+    loss[TOKEN_WRONG_SIDE] = advantage_loss(f, s.logp, ratio, s.advantage, 1) + kl;
+    loss[TOKEN_NO_CLIP] = -s.advantage * ratio * (f->cispo > 0 ? s.logp : 1) + kl;
     policy_kl_ways(f, &s, loss);
     if (of) policy_ratio_ways(f, &s, own, of, loss);
     policy_side_ways(f, row, t, &s, loss);

@@ -102,9 +102,9 @@ typedef struct token_groups {
 } token_groups;
 
 /* Options of the metadata, and weights, that a trainer may fail to apply. */
-enum { LEFT_WEIGHTS = TERMS, LEFT_DUAL_CLIP, OPTIONS_LEFT };
-static const char *const option_texts[OPTIONS_LEFT] = {"label_smoothing", "z_loss",
-                                                       "entropy_coef", "weights", "dual_clip"};
+enum { LEFT_WEIGHTS = TERMS, LEFT_CLIP, OPTIONS_LEFT };
+static const char *const option_texts[OPTIONS_LEFT] = {
+    "label_smoothing", "z_loss", "entropy_coef", "weights", "dual_clip or cispo"};
 
 typedef struct token_sums {
     step_means means;               /* of tokens, each with its weight in the right mean */
@@ -246,6 +246,11 @@ static inline double tokens_add_ratios(token_sums *s, const dump_facts *f, const
     return sum;
 }
 
+/* Whether the metadata name a clip that packages may show and not apply. */
+static inline int has_another_clip(const dump_facts *f) {
+    return f->objective == DUMP_PPO && (f->dual_clip > 0 || f->cispo > 0);
+}
+
 /* Adds the options' terms to the token's losses and multiplies them by its weight. Also sums up
    their rounding, and the losses with one option not applied. */
 static inline void tokens_weigh(token_sums *s, const dump_facts *f, const dump_row *row,
@@ -254,7 +259,7 @@ static inline void tokens_weigh(token_sums *s, const dump_facts *f, const dump_r
     double w = row->weights ? row->weights[t] : 1, plain[TOKEN_WAYS], terms = 0;
     double of_term[TERMS];
     dump_facts without = *f;
-    without.dual_clip = 0;
+    without.dual_clip = without.cispo = 0;
     for (int i = 0; i < TERMS; i++) {
         double slope;
         terms += of_term[i] = term_loss(f, row, t, i, &slope);
@@ -271,10 +276,10 @@ static inline void tokens_weigh(token_sums *s, const dump_facts *f, const dump_r
     s->has_weights |= row->weights != NULL;
     s->plain_tokens[LEFT_WEIGHTS] += loss[TOKEN_RIGHT];
     s->plain_documents[LEFT_WEIGHTS] += loss[TOKEN_RIGHT] / count;
-    if (f->dual_clip > 0 && f->objective == DUMP_PPO) {
+    if (has_another_clip(f)) {
         token_losses(&without, row, t, of, plain);
-        s->plain_tokens[LEFT_DUAL_CLIP] += w * (plain[TOKEN_RIGHT] + terms);
-        s->plain_documents[LEFT_DUAL_CLIP] += w * (plain[TOKEN_RIGHT] + terms) / count;
+        s->plain_tokens[LEFT_CLIP] += w * (plain[TOKEN_RIGHT] + terms);
+        s->plain_documents[LEFT_CLIP] += w * (plain[TOKEN_RIGHT] + terms) / count;
     }
     tokens_add_rounding(s, f, row, t, of, by_row * fabs(w));
     if (row->weights)
@@ -512,7 +517,7 @@ static inline void tokens_add_options(const token_sums *s, answers *a, const dum
     int has[OPTIONS_LEFT];
     for (int i = 0; i < TERMS; i++) has[i] = term_factor(f, i) > 0;
     has[LEFT_WEIGHTS] = s->has_weights;
-    has[LEFT_DUAL_CLIP] = f->objective == DUMP_PPO && f->dual_clip > 0;
+    has[LEFT_CLIP] = has_another_clip(f);
     for (int i = 0; i < OPTIONS_LEFT; i++)
         if (has[i] && f->reduction <= DUMP_BY_SEQUENCE)
             answers_add(a, "option_not_applied",
