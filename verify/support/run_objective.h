@@ -742,23 +742,6 @@ static void objective_marks_set(int32_t *targets, int64_t document, int64_t toke
         targets[k] = (k + document) % 5 ? SEQPAR_IGNORE : objective_marks.ids[0];
 }
 
-/* A way on 2 to 8 ranks, drawn. */
-__attribute__((unused)) static objective_way objective_way_drawn(int device) {
-    static const int64_t shapes[][2] = {{1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8},
-                                        {2, 2}, {4, 1}, {2, 3}, {3, 1}};
-    int shape = (int)test_integer(0, 8);
-    return (objective_way){.dp = shapes[shape][0],
-                           .sp = shapes[shape][1],
-                           .accumulation = test_integer(1, 4),
-                           .threads = test_integer(1, 2),
-                           .optimizer = SEQPAR_OPTIM_ADAMW,
-                           .layout = layout_of_grid(test_integer(0, layouts_on_grid() - 1)),
-                           .schedule = (int)test_integer(0, SEQPAR_SCHEDULE_LLAMA3),
-                           .reference_device = device,
-                           .zero_stage = (int)test_integer(0, 3),
-                           .recompute = (int)test_integer(0, 2)};
-}
-
 /* Documents of a prompt and a response each, tokens 0 among them, as pairs that are packed. */
 __attribute__((unused)) static void objective_task_packed(objective_task *t, int kind,
                                                           int64_t pairs, int64_t longest,

@@ -3,8 +3,7 @@
    what the chain rule gives of a whole model with merged weights; new ones change nothing. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
-#include "support/test.h"
-#include "support/run_objective.h"
+#include "support/drawn_way.h"
 #include "support/layouts.h"
 
 enum { PAIRS = 6, LONGEST = 31, PACK_LEN = 70 };

@@ -3,8 +3,7 @@
    that is its teacher learns nothing; any number of ranks gives the bits of one. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
-#include "support/test.h"
-#include "support/run_objective.h"
+#include "support/drawn_way.h"
 #include "support/layouts.h"
 
 enum { PAIRS = 5, LONGEST = 29, PACK_LEN = 70 };
