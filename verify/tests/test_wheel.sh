@@ -126,7 +126,7 @@ pytest_says() {
     local name=$1 want="$2 passed, $3 failed" text=$4 said last; shift 4
     said=$(there pytest -q -p no:cacheprovider test_steps.py "$@" 2>&1) last=$(tail -n 1 <<<"$said")
     count() { grep -oE "[0-9]+ $1" <<<"$last" || echo "0 $1"; }
-    if [ "$(count passed), $(count failed)" = "$want" ] && grep -qF "$text" <<<"$said"; then ok "$name"; else fail "$name" "$last"; fi
+    if [ "$(count passed), $(count failed)" = "$want" ] && grep -qF -- "$text" <<<"$said"; then ok "$name"; else fail "$name" "$last"; fi
 }
 pytest_says pytest 3 0 "gradients were NOT judged"
 pytest_says pytest_require 2 1 "gradients not judged" --seqpar-require gradients,norm
