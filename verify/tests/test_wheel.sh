@@ -12,7 +12,7 @@ fail() { echo "FAIL wheel_$1: $(tr '\n' ' ' <<<"$2" | cut -c1-250)"; failed=$((f
 skip() { echo "skip wheel_$1: $2"; skipped=$((skipped + 1)); }
 end() { printf '%d passed, %d failed' $passed $failed; [ $skipped -gt 0 ] && printf ', %d skipped' $skipped; echo; [ $failed -eq 0 ]; exit; }
 expect() { if [ "$2" = "$3" ]; then ok "$1"; else fail "$1" "'$3', not '$2'"; fi; } # NAME WANT GOT
-without() { skip all "$1"; end; }
+without() { echo "skip wheel: $1"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
 [ -n "$TEST_ALL" ] || without "TEST_ALL is not set"
 [ -n "$CJSON" ] || command -v apt-get >/dev/null || without "no apt-get to take cJSON's source with, and CJSON is not set"
 rm -rf "$out"; mkdir -p "$out"
