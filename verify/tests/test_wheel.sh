@@ -12,7 +12,7 @@ fail() { echo "FAIL wheel_$1: $(tr '\n' ' ' <<<"$2" | cut -c1-250)"; failed=$((f
 skip() { echo "skip wheel_$1: $2"; skipped=$((skipped + 1)); }
 end() { printf '%d passed, %d failed' $passed $failed; [ $skipped -gt 0 ] && printf ', %d skipped' $skipped; echo; [ $failed -eq 0 ]; exit; }
 expect() { if [ "$2" = "$3" ]; then ok "$1"; else fail "$1" "'$3', not '$2'"; fi; } # NAME WANT GOT
-without() { skip all "$1"; end; }
+without() { echo "skip wheel: $1"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
 [ -n "$TEST_ALL" ] || without "TEST_ALL is not set"
 [ -n "$CJSON" ] || command -v apt-get >/dev/null || without "no apt-get to take cJSON's source with, and CJSON is not set"
 rm -rf "$out"; mkdir -p "$out"
@@ -126,7 +126,7 @@ pytest_says() {
     local name=$1 want="$2 passed, $3 failed" text=$4 said last; shift 4
     said=$(there pytest -q -p no:cacheprovider test_steps.py "$@" 2>&1) last=$(tail -n 1 <<<"$said")
     count() { grep -oE "[0-9]+ $1" <<<"$last" || echo "0 $1"; }
-    if [ "$(count passed), $(count failed)" = "$want" ] && grep -qF "$text" <<<"$said"; then ok "$name"; else fail "$name" "$last"; fi
+    if [ "$(count passed), $(count failed)" = "$want" ] && grep -qF -- "$text" <<<"$said"; then ok "$name"; else fail "$name" "$last"; fi
 }
 pytest_says pytest 3 0 "gradients were NOT judged"
 pytest_says pytest_require 2 1 "gradients not judged" --seqpar-require gradients,norm
