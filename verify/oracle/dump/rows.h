@@ -263,7 +263,8 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
     if (!t) return 0;
     if (!(row->cu_seqlens = dump_integers(d, r, t))) return -1;
     row->docs = t->count - 1;
-    if ((row->docs < 1 && !is_of_nothing(row, t->count)) || row->cu_seqlens[row->docs] > DUMP_TOKENS_MAX) {
+    if ((row->docs < 1 && !is_of_nothing(row, t->count)) ||
+        row->cu_seqlens[row->docs] > DUMP_TOKENS_MAX) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: tensor %s has %lld elements and ends with %lld; write one element "
                     "more than there are documents, the last at most %d",
