@@ -42,6 +42,8 @@ cat >$out/dump.want <<'END'
 BF16 [3, 2] True
 True True
 [3, 5] [3] [3] [3, 2, 4] [3, 2] [2, 3, 2, 4]
+0.ids
+True True True []
 rank 2 of 2, sp 1: rank is 0 to world - 1, and sp divides world
 rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world
 micro-batch 1 of 1
