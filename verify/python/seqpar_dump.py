@@ -21,7 +21,7 @@ judged, and the loss or the gradients may still tell.
 More that is worth writing down:
 
     Dump(..., objective="ppo", clip_high=0.28, kl_coef=0.01, advantage="group", window=128)
-        what differs from the defaults: KEYWORDS below has them all
+        what differs from the defaults: KEYWORDS below has them all, help(seqpar_dump.Dump) what they mean
     Dump(..., dtype="bfloat16")
         what the model computes in (float64, float32, tf32, float16, bfloat16), where parameters
         and gradients are kept in another type; it sets how far right gradients may be apart. A
@@ -37,9 +37,10 @@ More that is worth writing down:
         where this rank has a contiguous range of the flattened whole, as ZeRO and FSDP do, of
         the tensors of grad, param, after, m and v that are named so
 
-Arrays of numpy, torch or JAX, also bf16 and fp16, are written bit for bit. What each is stands
-in verify/oracle/dump/dump.h. Needs numpy alone: safetensors' own writer takes no bf16 from numpy, and
-its lower calls differ between versions.
+Arrays of numpy, torch or JAX, also bf16 and fp16, are written bit for bit; an array that is None is
+left out. help(seqpar_dump) has the shape and the meaning of each: below, at Dump.micro_batch,
+Dump.attention and Dump.step. Needs numpy alone: safetensors' own writer takes no bf16 from numpy,
+and its lower calls differ between versions.
 """
 import json
 import os
@@ -123,7 +124,25 @@ def _drop_ones(entry, name):
 
 
 class Dump:
-    """What one rank did. The file appears, whole, when step() is called."""
+    """What one rank did. The file appears, whole, when step() is called.
+
+    rank, world         this rank, and how many there are; rank r is member r % sp of replica r / sp
+    sp                  ranks that share a sequence
+    accumulation        micro-batches of the step, on this rank; the same number on every rank
+    objective           sft, dpo, rm, kto, ppo, or value for PPO's critic
+    beta                DPO and KTO
+    reduction           SFT, PPO and value, how losses of tokens are averaged: token, sequence, constant (over
+                        reduction_constant), micro, replica
+    loss_type           DPO: sigmoid, robust, hinge, ipo, ipo_mean or simpo, with label_smoothing and simpo_gamma
+    center              RM: adds center (chosen score + rejected score)^2 to a pair's loss
+    label_smoothing, z_loss                 SFT
+    clip_low, clip_high, dual_clip, kl_coef, entropy_coef   PPO
+    importance          PPO: token, or sequence where all tokens of a document have one ratio (GSPO)
+    advantage           PPO: given, group, group_mean, rloo, or gae with gamma and gae_lambda; advantage_eps
+    clip_value          value
+    softmax_scale, window, softcap          attention
+    dtype               what the model computes in: float64, float32, tf32, float16 or bfloat16
+    """
 
     def __init__(self, folder, rank, world, sp=1, accumulation=1, objective="sft", beta=0.1, **keywords):
         if not 0 <= rank < world or sp < 1 or world % sp:
@@ -140,16 +159,85 @@ class Dump:
         os.makedirs(folder, exist_ok=True)
 
     def micro_batch(self, number, **arrays):
-        """Arrays by name, of one row of tokens: those of MICRO_BATCH and OF_OBJECTIVE."""
+        """Arrays by name, of one row of tokens. n: tokens of this rank, docs: documents of the whole row. Arrays of shape
+        (docs) and cu_seqlens are the same on all ranks of a sequence; a leading 1, as of a batch of one row, is dropped.
+
+        index         (n)         index of each token in the row before the split
+        ids           (n)         tokens
+        positions     (n)         as given to the model
+        labels        (n)         the token to predict here, already shifted; -100: none
+        logits        (n, vocab)  the input of the softmax
+        logp          (n)         log-prob of the label; any value without a label
+        ref_logp      (n)         the same under the reference model: DPO, KTO, PPO with kl_coef
+        cu_seqlens    (docs + 1)  where documents begin in the row, and where the last one ends
+
+        sft
+        loss_sum      ()          this rank's sum of losses
+        loss_count    ()          what this rank divides that sum by before its backward pass
+        weights       (n)         a factor of each token's loss; of PPO, too
+        mean_logp     (n)         with label_smoothing: mean of the log-probs of all ids
+        logits_lse    (n)         with z_loss: log of the sum of exp of the logits
+
+        dpo: documents 2i and 2i + 1 are the chosen and the rejected answer; rm: likewise
+        values        (n)         rm: output of the score head. ppo with advantage gae: the critic's value when
+                                  the text was sampled. value: the critic's value in training
+        scores        (docs)      rm: the score of the document in the loss
+        margins       (docs)      rm: margin of a pair, at its chosen document
+
+        kto
+        desirable     (docs)      1 or 0
+        kl            (docs)      sum of policy - reference log-probs of the mismatched answer
+
+        ppo
+        old_logp      (n)         log-prob of the label when the text was sampled
+        advantages    (n)         as the loss uses them
+        rewards       (docs)
+        groups        (docs)      which prompt the document answers: equal numbers are one group
+        token_rewards (n)         gae: the whole reward of a token
+        entropy       (n)         with entropy_coef: of the distribution over all ids
+
+        value
+        returns       (n)         of ppo with gae, too
+        old_values    (n)         with clip_value: the value when the text was sampled
+        """
         self._add(number, arrays, self.names)
 
     def attention(self, number, **arrays):
-        """Arrays by name, of one call of the attention: those of ATTENTION."""
+        """Arrays by name, of one call of the attention, after rotary, of this rank's n tokens; number: of the micro-batch
+        with their index and cu_seqlens.
+
+        q             (n, heads, head_dim)
+        k             (n, kv_heads, head_dim)
+        v             (n, kv_heads, head_dim)
+        out           (n, heads, head_dim)
+        lse           (n, heads)                     natural logarithm
+        dout          (n, heads, head_dim)           gradients of the loss: this one and the next three
+        dq            (n, heads, head_dim)
+        dk            (n, kv_heads, head_dim)
+        dv            (n, kv_heads, head_dim)
+        part_out      (parts, n, heads, head_dim)    partial attention, each part over some of the keys, as a hop
+                                                     of a ring gives it: the input of `seqpar-verify run merge`
+        part_lse      (parts, n, heads)              -Inf: the part has no key
+        """
         self._add(number, arrays, ATTENTION)
 
     def step(self, loss=None, gradients=None, norm=None, local=None, param=None, after=None, m=None, v=None,
              part=None, **keywords):
-        """Loss and norm as this rank reports them; the others by parameter, None for those without."""
+        """Writes the file. Dicts have an array of the parameter's shape by its name, None where there is none.
+
+        loss          ()          as this rank reports it for the whole step
+        gradients     (any)       after all reductions and before the clip
+        norm          ()          of the gradient before the clip, as this rank reports it
+        local         (any)       this rank's gradients before any reduction
+        param         (any)       parameters before the optimizer's step
+        after         (any)       parameters after it
+        m, v          (any)       AdamW's moments before the step; absent: 0
+        part                      {"grad.NAME": (offset, total)}: this rank has the elements of a flattened tensor of
+                                  total elements from offset on; also param.NAME, after.NAME, m.NAME and v.NAME
+
+        keywords: optimizer ("adamw" or "sgd"), lr, beta1, beta2, eps, weight_decay, max_norm (of the clip; absent: no
+        clip) and step (1: the optimizer's first)
+        """
         for name, x in (("loss", loss), ("norm", norm)):
             if x is not None:
                 self.tensors[name] = _entry(numpy.float64(float(x.detach() if hasattr(x, "detach") else x)))
@@ -167,7 +255,8 @@ class Dump:
         for name, x in arrays.items():
             if name not in names:
                 raise ValueError(f"what is {name}? a micro-batch has {', '.join(names)}")
-            self.tensors[f"{number}.{name}"] = _drop_ones(_entry(x), name)
+            if x is not None:
+                self.tensors[f"{number}.{name}"] = _drop_ones(_entry(x), name)
 
     def _part(self, name, offset, total):
         size = int(numpy.prod(self.tensors[name]["shape"])) if name in self.tensors else None

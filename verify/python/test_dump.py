@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """A step of two ranks that numpy makes, right and with labels shifted after the split:
 prints what seqpar-verify says of both. test_dump.py SEQPAR_VERIFY FOLDER"""
+import pathlib
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -53,6 +56,26 @@ one = seqpar_dump.Dump(folder, 0, 1)
 one.micro_batch(0, logits=numpy.ones((1, 3, 5)), logp=numpy.ones((1, 3)), ids=numpy.ones(3, int))
 one.attention(0, q=numpy.ones((1, 3, 2, 4)), lse=numpy.ones((1, 3, 2)), part_out=numpy.ones((1, 2, 3, 2, 4)))
 print(*(x["shape"] for x in one.tensors.values()))
+# None is left out, whatever its name
+without = seqpar_dump.Dump(folder, 0, 1, objective="kto")
+without.micro_batch(0, ids=ids, positions=None, cu_seqlens=None, kl=None)
+without.attention(0, q=None)
+print(*without.tensors)
+
+
+def shapes(text, name):
+    """Names and shapes of lines as "NAME [NAME] (shape) ..."."""
+    return {word: shape for names, shape in re.findall(rf"^ \W*((?:{name} +)+)(\([\w +,]*\))", text, re.M) for word in names.split()}
+
+
+# help() has every array with the shape that dump.h says, and every keyword
+helped, said = pydoc.plaintext.document(seqpar_dump), seqpar_dump.Dump
+known = {*seqpar_dump.MICRO_BATCH, *seqpar_dump.ATTENTION}.union(*seqpar_dump.OF_OBJECTIVE.values())
+header = shapes((pathlib.Path(__file__).parents[1] / "oracle/dump/dump.h").read_text(), r"A\.\w+")
+listed = shapes(said.micro_batch.__doc__ + said.attention.__doc__, r"\w+")
+print({f"A.{name}": shape for name, shape in listed.items()} == header, known == set(listed),
+      {"loss", "gradients", "norm", "local", "param", "after"} <= set(shapes(said.step.__doc__, r"\w+")),
+      [name for name in seqpar_dump.KEYWORDS + seqpar_dump.STEP + ("part", "m, v") if not re.search(rf"\b{name}\b", helped)])
 
 
 def parted(name, part):

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
 # verify/python: tokens of demos/prepare.py and the trainers upon them, dumps written by numpy and torch, other people's dumps
-# converted, seqpar_reference beside numpy, and, where torch is, the trainer whose steps the oracle judges: all of its tests and
-# all of its mistakes with TEST_ALL=1, some of them otherwise.
+# converted, seqpar_reference beside numpy, and, where torch is, other people's trainers and loops recorded, and the trainer whose
+# steps the oracle judges: all of its tests and all of its mistakes with TEST_ALL=1, some of them otherwise.
 cd "$(dirname "$0")/../.." || exit 1
 . verify/support/rows.sh
 oracle=build/seqpar-verify out=build/test_python
@@ -42,6 +42,8 @@ cat >$out/dump.want <<'END'
 BF16 [3, 2] True
 True True
 [3, 5] [3] [3] [3, 2, 4] [3, 2] [2, 3, 2, 4]
+0.ids
+True True True []
 rank 2 of 2, sp 1: rank is 0 to world - 1, and sp divides world
 rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world
 micro-batch 1 of 1
@@ -83,6 +85,19 @@ if ! python=$(ci/python_with.sh torch transformers accelerate); then
     skip python_recorder_steps "no python3 here has torch, transformers and accelerate"
 else
     run recorder_steps verify/python/test_recorder.py $oracle $out/recorder_steps
+fi
+
+if ! python=$(ci/python_with.sh torch transformers trl datasets); then
+    skip python_recorder_trl "no python3 here has torch, transformers, trl and datasets"
+else
+    few="dpo dpo_swapped kto kto_own rm rm_margin grpo grpo_own grpo_std"
+    run recorder_trl verify/python/test_recorder_trl.py $oracle $out/recorder_trl $([ -n "$TEST_ALL" ] || echo $few)
+fi
+
+if ! python=$(ci/python_with.sh numpy torch); then
+    skip python_record "no python3 here has torch"
+else
+    run record verify/python/test_record.py $oracle $out/record
 fi
 
 # ---- models that transformers made ----

@@ -101,7 +101,8 @@
  *     A.q A.out     (n, heads, head_dim)     of one layer's attention, after rotary
  *     A.k A.v       (n, kv_heads, head_dim)
  *     A.lse         (n, heads)               natural logarithm
- *     A.dout A.dq A.dk A.dv                  gradients of the loss
+ *     A.dout A.dq   (n, heads, head_dim)     gradients of the loss
+ *     A.dk A.dv     (n, kv_heads, head_dim)
  *     A.part_out    (parts, n, heads, head_dim)  partial attention, each part over some of the
  *     A.part_lse    (parts, n, heads)            keys, as a hop of a ring gives it; -Inf: the
  *                                                part has no key. Not judged: input of
