@@ -106,7 +106,7 @@ def test_sglang():
         as_sglang(made / "got", made / "pt")
         said = convert("sglang", made / "pt", made / "back", "--sp", 3)
         status, text = verdict(made / "back")
-        names = [m["name"] for m in json.loads(text)["mistakes"]] if text else None
+        names = [m["name"] for m in text["mistakes"]]
         check(f"convert_sglang_{mistake or 'right'}", (status, names) ==
               (code, [mistake] if mistake else []), said.stderr or f"{status}, {names}")
     (made / "pt" / "step=0___rank=0___name=log_probs.pt").write_bytes(b"none")
