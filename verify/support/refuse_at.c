@@ -11,8 +11,8 @@
 #include <string.h>
 
 enum { PLACES = 4096 };
-static atomic_long calls, first_of[PLACES]; /* 0: none */
-static _Atomic uintptr_t place[PLACES];     /* hash table; 0: free */
+static atomic_long calls, first_of[PLACES];  /* 0: none */
+static _Atomic uintptr_t place[PLACES];      /* hash table; 0: free */
 static uintptr_t program_begin, program_end; /* its code; 0 until it is known */
 
 /* The first object is the program. */
@@ -62,9 +62,7 @@ static int refuses(const void *caller) {
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t),
     *__libc_realloc(void *, size_t);
 void *malloc(size_t size) { return REFUSES ? NULL : __libc_malloc(size); }
-void *calloc(size_t count, size_t size) {
-    return REFUSES ? NULL : __libc_calloc(count, size);
-}
+void *calloc(size_t count, size_t size) { return REFUSES ? NULL : __libc_calloc(count, size); }
 void *realloc(void *data, size_t size) { return REFUSES ? NULL : __libc_realloc(data, size); }
 
 char *strdup(const char *text) {
