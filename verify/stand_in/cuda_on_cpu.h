@@ -7,7 +7,7 @@
  * One fiber per thread of a block, blocks one after the other. A fiber runs until it has to
  * synchronize: __syncthreads, a shuffle, a vote, a matrix instruction. The order of warps, and
  * of lanes in a warp, is drawn from cuda_on_cpu_seed: if bits depend on the seed, a barrier is
- * missing.
+ * missing. With -fsanitize=thread, races_on_cpu.h finds it whatever the order.
  * Shared memory is filled with NaN when a block begins. Device memory is accessible only to
  * kernels and copies: an access by host code is reported and ends the program. Matrix
  * instructions follow the fragment tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix).
@@ -245,6 +245,16 @@ static uint64_t cuda_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
+#if defined(__SANITIZE_THREAD__)
+static void cuda_races_block(bool first);
+static void cuda_races_barrier(void);
+static void cuda_races_warp(int warp);
+#else
+static inline void cuda_races_block(bool) {}
+static inline void cuda_races_barrier(void) {}
+static inline void cuda_races_warp(int) {}
+#endif
+
 static void cuda_block_begin(cuda_block *b) {
     memset(b->shared, 0xff, b->shared_bytes);
     memset(b->warp, 0, sizeof *b->warp * (size_t)b->threads / CUDA_WARP);
@@ -255,6 +265,7 @@ static void cuda_block_begin(cuda_block *b) {
         cuda_fiber_start(b, i);
         b->warp[i / CUDA_WARP].alive++;
     }
+    cuda_races_block(!b->index.x && !b->index.y && !b->index.z);
 }
 
 /* Draws which warps run first: with seed 0 those of low numbers. */
@@ -315,6 +326,7 @@ static inline void __syncthreads(void) {
     if (++b->arrived == b->threads) {
         b->arrived = 0;
         b->generation++;
+        cuda_races_barrier();
         return;
     }
     cuda_wait(&b->generation, b->generation);
@@ -356,7 +368,9 @@ static inline const uint32_t (
 
 static inline void __syncwarp(unsigned mask = 0xffffffffu) {
     (void)mask;
-    cuda_meet<0>("__syncwarp", NULL);
+    cuda_meet<0>("__syncwarp", NULL, [](uint32_t(*)[CUDA_WORDS]) {
+        cuda_races_warp(cuda_here->running->number / CUDA_WARP);
+    });
 }
 
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
@@ -673,6 +687,10 @@ static int cuda_in_arena(const void *at) {
            (const char *)at < cuda_arena.base + CUDA_ARENA;
 }
 
+#if defined(__SANITIZE_THREAD__)
+#include "races_on_cpu.h"
+#endif
+
 /* ---- streams that run late ---- */
 
 extern "C" {
@@ -918,6 +936,9 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         cuda_arena.base = base + (CUDA_PAGE - (uintptr_t)base % CUDA_PAGE) % CUDA_PAGE;
         (void)madvise(cuda_arena.base, CUDA_ARENA, MADV_HUGEPAGE);
+#if defined(__SANITIZE_THREAD__)
+        cuda_races_arena = cuda_races_new(CUDA_ARENA);
+#endif
     }
     *data = NULL;
     for (int i = 0; i < cuda_arena.spares && !*data; i++)

@@ -388,7 +388,8 @@ static void test_own_queue(void) {
 
 /* ---- graphs ---- */
 
-/* The device keeps the lists of so many different calls; the table has TABLE rows, and two of them are a list. */
+/* The device keeps the lists of LISTS_KEPT different calls. A list is two rows of a table, so
+   that there are ALL_LISTS of them. */
 enum { LISTS_KEPT = 512, TABLE = 64, ALL_LISTS = TABLE * TABLE };
 
 typedef struct look_up {
