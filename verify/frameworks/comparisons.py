@@ -355,7 +355,8 @@ def make_page():
     said = sum(row["transformers"] == 2 for row in wrong)
     return PAGE.format(
         date=READ_ON, count=len(wrong), sft=len(sft), dpo=len(wrong) - len(sft), lines="\n".join(lines),
-        example="\n".join(map(said_of, shown)), last=f"{len(wrong)} mutants, {len(wrong)} named, {said} seen by CMD", gradients=seen(sft, "gradients"),
+        example="\n".join(map(said_of, shown)),
+        last=f"{len(wrong)} mutants, {len(wrong)} named, {said} seen by CMD", gradients=seen(sft, "gradients"),
         passed=listed(f"{c.name}: {of_family(sft, c.name)}" for c in COMPARISONS),
         missing=listed(f"{c.name}: {c.missing}" for c in COMPARISONS if c.missing))
 

@@ -173,6 +173,9 @@ if [ ! -e $out/made ]; then ok oracle_gen_leaves_nothing; else fail oracle_gen_l
 says oracle_gen_right 0 "$out/made/got  the step on 4 ranks, right" gen --out $out/made
 $oracle gen --out $out/made 2>$out/stderr >/dev/null
 if [ $? -eq 3 ] && grep -q 'it is there already; give another --out' $out/stderr; then ok oracle_gen_is_there; else fail oracle_gen_is_there "$(cat $out/stderr)"; fi
+# WANT is the right step, whatever the mistake
+$oracle gen --out $out/made_wrong --mistake shift_after_split >/dev/null
+if cmp -s $out/made/want/rank0.safetensors $out/made_wrong/want/rank0.safetensors; then ok oracle_gen_want_is_right; else fail oracle_gen_want_is_right "with shift_after_split OUT/want is another"; fi
 says oracle_ver_model 0 right ver $out/made/got --model $out/made/model
 # what a program dropped is not in a dump
 cp -r $out/made/model $out/dropped; sed -i 's/^{/{"attention_dropout": 0.25,/' $out/dropped/config.json
