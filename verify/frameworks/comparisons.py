@@ -266,10 +266,13 @@ micro-batch `rank // sp * accumulation + 2` in WANT. [comparisons.py](../framewo
 
 ## Comparisons of published tests
 
-{date}. Each line is what one published test compares, read in its source at that commit, and applied to the same dumps. The score is that
-of the comparison, on our step. It does not say whether the package is right. Nor does it say what the test's own step can show: where
+{date}. Each line is what one published test compares, read in its source at that commit, and applied to the same dumps. The score is
+that of the comparison, on our step. It does not say whether the package is right. Nor does it say what the test's own step can show: where
 there is one replica, a wrong factor of replicas changes nothing. The column *its own step* has the sizes. None of these tests trains
 DPO: counted are the {sft} mistakes of SFT.
+
+WANT is the right step. A run of the same code on one rank has some mistakes itself, those that have nothing to do with ranks, such as
+`labels_not_shifted` and `labels_cross_documents`: to see these takes right values from elsewhere, as DeepSpeed's test has for labels.
 
 Our gradients are small, since the loss is a mean over many tokens. An absolute tolerance that suits gradients near 1 passes much of
 them. So there are two numbers where they differ: with the test's tolerance as it stands, and *scaled*, with its absolute part times the
