@@ -27,7 +27,7 @@ OF_CORE = $(filter-out $(ON_DEVICES) $(OF_ORACLE) $(OF_TRAINERS),$(SUITES))
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab
 
-.PHONY: check-core check-devices check-oracle check-trainers parts lessons suites mutants certificate uninstall install wheel shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: check-core check-devices check-oracle check-trainers parts lessons suites mutants certificate uninstall install wheel shared frameworks scores vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
@@ -48,6 +48,7 @@ help:
 	@echo "make gpu-bundle  all that ci/gpu.sh needs on a machine with a GPU, in build/gpu (nvcc; minutes)"
 	@echo "make readme  makes the generated parts of the pages anew"
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
+	@echo "make scores      what comparisons of published tests see of known mistakes: verify/pages/TESTS.md (minutes)"
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make shared  the library for other languages, build/libseqpar.so (demos/ring.py calls it)"
 	@echo "make install  headers, that library, pkg-config's and CMake's files to PREFIX (/usr/local; DESTDIR; ARCH= for any machine of this kind)"
@@ -133,6 +134,7 @@ readme: build/02_layouts build/test_attn build/test_plan build/picture build/tes
 	@build/test_definitions --page > verify/pages/DEFINITIONS.md
 	@$(ORACLE) list --markdown > verify/pages/MISTAKES.md
 	@$(ORACLE) list --gallery --markdown > verify/pages/GALLERY.md
+	@$(PYTHON) -B verify/frameworks/comparisons.py --page > build/TESTS.md && mv build/TESTS.md verify/pages/TESTS.md
 	@for page in README.md demos/README.md verify/pages/design.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
 
 # The pages of demos/lessons with their numbers and pictures made anew, and all of them as one page.
@@ -153,6 +155,12 @@ vectors: $(ORACLE)
 # Each adapter's head names what it needs of PyPI. None of it is needed for anything else.
 frameworks: $(ORACLE)
 	@SEQPAR_VERIFY=$(CURDIR)/$(ORACLE) $(PYTHON) verify/frameworks/run.py --markdown build/frameworks.md
+
+# What comparisons of published tests see of the oracle's mistakes: the table, and the page of it.
+scores: $(ORACLE)
+	@$(PYTHON) -B verify/frameworks/comparisons.py --table $(CURDIR)/$(ORACLE) > build/comparisons.tsv
+	@mv build/comparisons.tsv verify/frameworks/comparisons.tsv
+	@$(PYTHON) -B verify/frameworks/comparisons.py --page > verify/pages/TESTS.md
 
 build/options.inc: demos/trainer/run/options.tsv demos/trainer/run/options.awk
 	@mkdir -p build

@@ -606,7 +606,7 @@ static int run_gen(void) {
         return error.status == SEQPAR_ERR_OPTION ? VERDICT_USAGE : VERDICT_FILE;
     }
     if (!as_json) {
-        printf("%s/got  the step on %lld ranks%s%s\n%s/want  the same on one rank\n"
+        printf("%s/got  the step on %lld ranks%s%s\n%s/want  the right step on one rank\n"
                "%s/model  a Llama folder\n",
                making.out, (long long)(making.sp * making.dp),
                making.mistake ? ", with " : ", right", planted_name(), making.out, making.out);

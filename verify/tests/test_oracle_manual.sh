@@ -62,6 +62,10 @@ if cmp -s $out/said.txt verify/tests/oracle_said.txt; then ok "manual_said ($(gr
 # ---- pages ----
 if $oracle list --markdown | cmp -s - verify/pages/MISTAKES.md; then ok manual_mistakes_page; else fail manual_mistakes_page "run make readme: verify/pages/MISTAKES.md is another"; fi
 if $oracle list --gallery --markdown | cmp -s - verify/pages/GALLERY.md; then ok manual_gallery_page; else fail manual_gallery_page "run make readme: verify/pages/GALLERY.md is another"; fi
+# what comparisons see is counted from a table; that the table is what the command says, the suite oracle sees
+if python=$(ci/python_with.sh json); then
+    if $python -B verify/frameworks/comparisons.py --page | cmp -s - verify/pages/TESTS.md; then ok manual_tests_page; else fail manual_tests_page "run make readme: verify/pages/TESTS.md is another"; fi
+else skip manual_tests_page "no python3"; fi
 
 # ---- words of options ----
 for word in contiguous zigzag zigzag-doc stripe; do $oracle gen --out $out/layout_$word --sp 2 --layout $word >/dev/null 2>&1 || fail manual_words "layout $word is in the table and cannot be made"; done

@@ -107,7 +107,8 @@ static const struct {
     {{"DUMP/*.safetensors", "what the ranks of a training step wrote down, a file a rank; "
                             "verify/oracle/dump/dump.h says what is in it"},
      {"OUT/got, OUT/want, OUT/model",
-      "what gen makes: the step on ranks, the same on one rank, the model as a Llama folder"}},
+      "what gen makes: the step on ranks, the right step on one rank, the model as a Llama "
+      "folder"}},
   manual_examples[] = {
       {"seqpar-verify law --norm --got 0.25 --want 1 --sp 4",
        "a gradient norm that is a quarter of one rank's: wrong: over_sp"},

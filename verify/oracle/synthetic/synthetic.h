@@ -2,7 +2,7 @@
 /* synthetic.h - generates dumps: random rows, a small model, the step as the reference computes
  * it, and on request one mistake in it.
  *
- *     OUT/model   a Llama folder      OUT/want   the step on one rank
+ *     OUT/model   a Llama folder      OUT/want   the right step on one rank
  *     OUT/got     the same on ranks, right or with the mistake
  */
 #ifndef ORACLE_SYNTHETIC_H
@@ -488,10 +488,8 @@ static inline int made_own_gradient(made *m, int64_t rank) {
 
 static inline int made_files(made *m) {
     int own = m->plant.m && !strcmp(m->plant.m->name, "never_synchronised");
-    int status;
-    bar_begin("files", own ? m->d.world * (1 + m->f.count) + 1 : m->d.world + 1);
-    status = made_file(m, -1);
-    bar_step(1);
+    int status = 0;
+    bar_begin("files", own ? m->d.world * (1 + m->f.count) : m->d.world);
     for (int64_t r = 0; !status && r < m->d.world; r++) {
         if (own) status = made_own_gradient(m, r);
         if (!status) status = made_file(m, r);
@@ -553,35 +551,61 @@ static inline int made_facts(made *m, int *layout) {
     return m->d.error.status ? -1 : 0;
 }
 
+/* Finds the mistake and makes the rows. What is refused here leaves no folder. 0, or -1 with
+   the error. */
+static inline int made_open(made *m) {
+    int layout, status = made_facts(m, &layout);
+    if (!status) status = made_plant_find(&m->plant, &m->d, m->desc->mistake, &m->d.error);
+    if (!status) status = reference_begin(&m->f, &m->d, seqpar_device_reference());
+    if (!status) status = made_rows(m, layout, MADE_VOCAB);
+    return status ? -1 : 0;
+}
+
+/* Computes the step by the model in the folder. 0, or -1 with the error. */
+static inline int made_compute(made *m, const char *folder) {
+    double **logp = NULL;
+    int status = reference_model(&m->f, folder, NULL) || made_arrays_open(m);
+    bar_begin("log-probs", m->f.count);
+    if (!status) status = made_logp(m);
+    bar_end();
+    if (!status && !(logp = copy_logp(&m->f))) status = reference_no_memory(&m->f);
+    bar_begin("gradients", 2 * m->f.count);
+    if (!status) status = made_loss(m) || made_gradients(m, logp);
+    bar_end();
+    if (!status) made_step(m);
+    free_logp(logp, m->f.count);
+    return status ? -1 : 0;
+}
+
+/* Writes OUT/want. With a mistake the right step is computed for it: labels, positions,
+   log-probs, attention, loss and gradients of m are all wrong, or may be. 0, or -1 with the
+   error in m. */
+static inline int made_want(made *m, const char *folder) {
+    made_desc desc = *m->desc;
+    made right = {.desc = &desc};
+    int status;
+    if (!desc.mistake) return made_file(m, -1);
+    desc.mistake = NULL;
+    status = made_open(&right) || made_compute(&right, folder) || made_file(&right, -1);
+    if (status) m->d.error = right.d.error;
+    if (right.f.d) made_close(&right);
+    return status ? -1 : 0;
+}
+
 /* Makes the whole dump. On failure it removes the folder, if it made the folder. 0, or -1 with
    *error set. */
 static inline int made_make(const made_desc *desc, seqpar_error *error) {
     made m = {.desc = desc};
     char folder[1200];
-    double **logp = NULL;
-    int layout, begun = 0, status = made_facts(&m, &layout);
+    int begun = 0, status = made_open(&m);
     snprintf(folder, sizeof folder, "%.1000s/model", desc->out);
-    if (!status) status = made_plant_find(&m.plant, &m.d, desc->mistake, &m.d.error);
-    if (!status) status = reference_begin(&m.f, &m.d, seqpar_device_reference());
-    if (!status) status = made_rows(&m, layout, MADE_VOCAB);
     if (!status) begun = !(status = write_folder(&m.d.error, desc->out, ""));
     if (!status)
         status = write_folder(&m.d.error, desc->out, "model") ||
                  write_folder(&m.d.error, desc->out, "got") ||
-                 write_folder(&m.d.error, desc->out, "want") || made_model(&m, folder) ||
-                 reference_model(&m.f, folder, NULL) || made_arrays_open(&m);
-    bar_begin("log-probs", m.f.count);
-    if (!status) status = made_logp(&m);
-    bar_end();
-    if (!status && !(logp = copy_logp(&m.f))) status = reference_no_memory(&m.f);
-    bar_begin("gradients", 2 * m.f.count);
-    if (!status) status = made_loss(&m) || made_gradients(&m, logp);
-    bar_end();
-    if (!status) {
-        made_step(&m);
-        status = made_changes(&m) || made_files(&m) ? -1 : 0;
-    }
-    free_logp(logp, m.f.count);
+                 write_folder(&m.d.error, desc->out, "want") || made_model(&m, folder);
+    if (!status) status = made_compute(&m, folder);
+    if (!status) status = made_changes(&m) || made_want(&m, folder) || made_files(&m) ? -1 : 0;
     if (m.f.d) made_close(&m);
     if (status && begun) remove_folder(desc->out); /* no incomplete dump stays */
     *error = m.d.error;
