@@ -229,7 +229,7 @@ def main(oracle, out, *names):
         dump = f"{out}/{name}/dump"
         check(name, ver(oracle, dump, "--model", f"{dump}/model"), code, *words)
         check(f"{name}_says", (0, said), 0, f"seqpar-verify ver {dump} --model {dump}/model --strict", LACKS.get(name, ""))
-    for number, (words, said) in enumerate(refused(f"{out}/refused/dump")):
+    for number, (words, said) in enumerate(refused(f"{out}/refused")):
         check(f"refuses_{number}", (0, said), 0, words)
 
 
