@@ -43,7 +43,9 @@ def read_file(path):
 
 class Dump:
     def __init__(self, folder):
-        names = [name for name in os.listdir(folder) if name.endswith(".safetensors")]
+        names = [name for name in os.listdir(folder) if name.endswith(".safetensors")] if os.path.isdir(folder) else []
+        if not names:
+            raise SystemExit(f"error: {folder} has no .safetensors file; give the folder of a dump")
         files = [read_file(os.path.join(folder, name)) for name in names]
         files.sort(key=lambda file: int(file[0]["rank"]))
         facts = files[0][0]
