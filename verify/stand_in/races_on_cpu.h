@@ -15,7 +15,7 @@
 /* What a byte of shared or device memory has seen. Stamps number the intervals between
    barriers, over all blocks of all launches; 0: never. */
 struct cuda_byte {
-    uint32_t wrote, read;   /* stamps */
+    uint32_t wrote, read;    /* stamps */
     uint16_t writer, reader; /* threads */
     /* how many __syncwarp the warp had passed then */
     uint16_t wrote_part, read_part;
@@ -26,7 +26,7 @@ enum { CUDA_SEVERAL_LANES = 1 << 14, CUDA_SEVERAL_WARPS = 1 << 15, CUDA_THREAD =
 
 static thread_local struct {
     uint32_t now, block, launch; /* stamps of this interval, and of the first of each */
-    uint32_t since; /* older stamps do not matter to this access */
+    uint32_t since;              /* older stamps do not matter to this access */
     uint16_t part[CUDA_MOST_THREADS / CUDA_WARP];
     cuda_byte *shared;
 } cuda_races;
