@@ -7,6 +7,7 @@
 #ifndef ATTENTION_SCENE_H
 #define ATTENTION_SCENE_H
 #include "dump_page.h"
+#include "oracle_says.h"
 
 enum { RANKS = 8, MOST = 8200 };
 enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV, TENSORS };
@@ -357,15 +358,6 @@ static inline void write_scene(void) {
 /* ---- what is said of it ---- */
 
 static char said[16384];
-
-/* Runs of blanks and line ends are one blank each. */
-static inline void squeeze(char *text) {
-    char *to = text;
-    for (const char *from = text; *from; from++)
-        if ((*from != ' ' && *from != '\n') || (to > text && to[-1] != ' '))
-            *to++ = *from == '\n' ? ' ' : *from;
-    *to = 0;
-}
 
 /* Exit code and first line of the oracle, and whether the rest has `text` in it. */
 static inline void expect(int code, const char *headline, const char *text) {
