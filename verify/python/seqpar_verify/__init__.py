@@ -48,8 +48,8 @@ def _run(dump, options, as_json):
 
 
 def ver(dump, **options):
-    """The verdict on a dump as a dict: verdict, summary, judged, not_judged, mistakes, stages. Options as on the command line: want,
-    model, tolerance, require (a list of stages), strict."""
+    """The verdict on a dump as a dict: verdict, summary, judged, not_judged, not_excluded, mistakes, stages. Options as on the
+    command line: want, model, tolerance, require (a list of stages), strict, complete."""
     said = _run(dump, options, True)
     if said.returncode not in VERDICTS:
         raise ValueError(said.stderr.strip())
