@@ -136,7 +136,7 @@ class Dump:
     loss_type           DPO: sigmoid, robust, hinge, ipo, ipo_mean or simpo, with label_smoothing and simpo_gamma
     center              RM: adds center (chosen score + rejected score)^2 to a pair's loss
     label_smoothing, z_loss                 SFT
-    clip_low, clip_high, dual_clip, kl_coef, entropy_coef   PPO
+    clip_low, clip_high, dual_clip, cispo, kl_coef, entropy_coef   PPO
     importance          PPO: token, or sequence where all tokens of a document have one ratio (GSPO)
     advantage           PPO: given, group, group_mean, rloo, or gae with gamma and gae_lambda; advantage_eps
     clip_value          value
