@@ -81,7 +81,7 @@ static inline int reference_begin(reference *f, dump *d, seqpar_device *device) 
     f->count = d->world / d->sp * d->accumulation;
     f->rows = (dump_row *)calloc((size_t)f->count, sizeof *f->rows);
     f->logp = (double **)calloc((size_t)f->count, sizeof *f->logp);
-    return f->rows && f->logp ? 0 : reference_no_memory(f);
+    return f->device && f->comm && f->rows && f->logp ? 0 : reference_no_memory(f);
 }
 
 /* Reads all rows. 0; 1: a row lacks ids or labels, or its index is wrong; -1 with d->error. */

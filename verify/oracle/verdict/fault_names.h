@@ -234,6 +234,9 @@ static const struct fault_name {
     {259, NULL, FAULT_BEYOND},
     {260, NULL, FAULT_BEYOND},
     {261, NULL, FAULT_BEYOND},
-    {262, NULL, FAULT_BEYOND}};
+    {262, NULL, FAULT_BEYOND},
+    {263, NULL, FAULT_DEVICE},
+    {264, NULL, FAULT_DEVICE},
+    {265, NULL, FAULT_DEVICE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
