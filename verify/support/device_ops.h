@@ -211,11 +211,11 @@ static inline void expect_values(const bench *b, int number, const double *want)
 
 static inline double **copy_results(const bench *b) {
     double **copy = calloc((size_t)b->count, sizeof *copy);
-    int64_t i;
-    for (i = 0; i < b->count; i++)
-        copy[i] = memcpy(malloc((size_t)(b->field[i].rows * b->field[i].stride + 1) * 8),
-                         b->field[i].after,
-                         (size_t)(b->field[i].rows * b->field[i].stride) * 8);
+    for (int64_t i = 0; i < b->count; i++) {
+        size_t elements = (size_t)b->field[i].rows * (size_t)b->field[i].stride;
+        copy[i] = calloc(elements + 1, sizeof **copy);
+        memcpy(copy[i], b->field[i].after, elements * sizeof **copy);
+    }
     return copy;
 }
 

@@ -57,7 +57,7 @@ fi
 plain="-w -I. -Ibuild -Idemos -Iverify -DTEST_CUDA" linked=$(make --no-print-directory -s linked-flags)
 flawing="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
 make --no-print-directory -s planted build/faults/seqpar.o build/faults/cuda_on_cpu.o >$out/planted.log 2>&1 || fail cuda_faults_planted "$(grep -m 1 -E 'error|fault' $out/planted.log)"
-for suite in attn device_matmul device_update queue cublas cuda_pairs cuda_steps; do
+for suite in attn device_matmul device_update device_vocab queue cublas cuda_pairs cuda_steps; do
     ${CC:-cc} $flawing verify/tests/test_$suite.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
 done
 rows() { awk -F'\t' '$2 ~ /^cuda / && $2 !~ /sanitized|races/ { sub("cuda ", "", $2); print $1 "|" $2 "|" $4 }' verify/faults.tsv; }
@@ -101,15 +101,27 @@ else
 fi
 
 # What no barrier orders, whatever the order of threads was (verify/stand_in/races_on_cpu.h); and that a missing one shows.
-races() { SEQPAR_FAULT=$1 TEST_ONLY=$2 ci/limit.sh 3600 $out/races >$out/races.txt 2>&1; } # FAULT TESTS
+races() { SEQPAR_FAULT=$1 TEST_ONLY=$3 ci/limit.sh 3600 $out/races_$2 >$out/races_$2.txt 2>&1; } # FAULT SUITE TESTS
+races_build() { # of every suite of operations
+    local suite
+    ${CXX:-c++} -std=c++17 -O1 -g -march=native -w -fsanitize=thread -DSEQPAR_CUBLAS -DSEQPAR_CUDA_HEAD_DIM_MAX=64 -I. -x c++ -include verify/stand_in/cublas_on_cpu.h -c build/faults/seqpar_cuda.cu -o $out/races.o || return
+    for suite in $raced; do
+        ${CC:-cc} -std=gnu11 -O1 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain verify/tests/test_device_$suite.c $linked $out/races.o build/faults/seqpar.o -o $out/races_$suite -lcjson -lm -lpthread -ldl -lstdc++ || return
+    done
+}
+raced="attention experts update vocab"
+[ -n "$TEST_ALL" ] && raced="attention experts matmul rows update vocab"
 if ! ${CXX:-c++} -dM -E -fsanitize=thread -x c++ /dev/null 2>/dev/null | grep -q __SANITIZE_THREAD__; then skip cuda_races "this compiler is not g++, or has no -fsanitize=thread"
-elif ! { ${CXX:-c++} -std=c++17 -O1 -g -march=native -w -fsanitize=thread -DSEQPAR_CUBLAS -DSEQPAR_CUDA_HEAD_DIM_MAX=64 -I. -x c++ -include verify/stand_in/cublas_on_cpu.h -c build/faults/seqpar_cuda.cu -o $out/races.o &&
-    ${CC:-cc} -std=gnu11 -O1 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain verify/tests/test_device.c $linked $out/races.o build/faults/seqpar.o -o $out/races -lcjson -lm -lpthread -ldl -lstdc++; } >$out/races.log 2>&1; then fail cuda_races "does not build: $(grep -m 1 -E 'error|undefined' $out/races.log)"
+elif ! races_build >$out/races.log 2>&1; then fail cuda_races "does not build: $(grep -m 1 -E 'error|undefined' $out/races.log)"
 else # check: the operations that take seconds; check-all: all
     tests='test_op("vocab+test_op("distill+test_op("choose+test_op("nf4+test_op("route"+test_op("attn_m'
     [ -n "$TEST_ALL" ] && tests=test_op
-    if races 0 "$tests"; then pass cuda_races; else fail cuda_races "$(grep -m 1 -E '^(FAIL|cuda_on_cpu|limit: )' $out/races.txt)"; fi
-    if ! races 265 'test_op("route"' 2>/dev/null && grep -q 'no barrier lies in between' $out/races.txt; then pass cuda_races_are_seen; else fail cuda_races_are_seen "a missing barrier goes unseen"; fi
+    for suite in $raced; do
+        if ! races 0 $suite "$tests"; then fail cuda_races_$suite "$(grep -m 1 -E '^(FAIL|cuda_on_cpu|limit: )' $out/races_$suite.txt)"
+        elif ! grep -q '^[1-9][0-9]* passed' $out/races_$suite.txt; then fail cuda_races_$suite "it ran no test"
+        else pass cuda_races_$suite; fi
+    done
+    if ! races 265 experts 'test_op("route"' 2>/dev/null && grep -q 'no barrier lies in between' $out/races_experts.txt; then pass cuda_races_are_seen; else fail cuda_races_are_seen "a missing barrier goes unseen"; fi
 fi
 
 # The benchmark of a GPU, at shapes for the stand-in: all of its cases are right, its page is written, and a device that is
