@@ -210,7 +210,7 @@ static inline void expect_values(const bench *b, int number, const double *want)
 }
 
 static inline double **copy_results(const bench *b) {
-    double **copy = calloc((size_t)b->count, sizeof *copy);
+    double **copy = calloc(sizeof b->field / sizeof *b->field, sizeof *copy);
     for (int64_t i = 0; i < b->count; i++) {
         size_t elements = (size_t)b->field[i].rows * (size_t)b->field[i].stride;
         copy[i] = calloc(elements + 1, sizeof **copy);
