@@ -74,7 +74,7 @@ flaw() { # NUMBER SUITE WHAT
     fail "cuda_fault_$1" "$3: test_$suite stays green"
 }
 # The controls: none may be red without a fault. check: of a long suite what is needed below.
-for suite in attn device_matmul device_update queue cublas cuda_pairs cuda_steps; do
+for suite in attn device_matmul device_update device_vocab queue cublas cuda_pairs cuda_steps; do
     if flawed 0 "$(control $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 -E '^(FAIL|limit: )' $out/fault_0.log)"; fi
 done
 planted=0
