@@ -114,9 +114,14 @@ raced="attention experts update vocab"
 if ! ${CXX:-c++} -dM -E -fsanitize=thread -x c++ /dev/null 2>/dev/null | grep -q __SANITIZE_THREAD__; then skip cuda_races "this compiler is not g++, or has no -fsanitize=thread"
 elif ! races_build >$out/races.log 2>&1; then fail cuda_races "does not build: $(grep -m 1 -E 'error|undefined' $out/races.log)"
 else # check: the operations that take seconds; check-all: all
-    tests='test_op("vocab+test_op("distill+test_op("choose+test_op("nf4+test_op("route"+test_op("attn_m'
-    [ -n "$TEST_ALL" ] && tests=test_op
     for suite in $raced; do
+        case $suite in
+        attention) tests='test_op("attn_m' ;;
+        experts) tests='test_op("route"' ;;
+        update) tests='test_op("nf4' ;;
+        *) tests='test_op("vocab+test_op("distill+test_op("choose' ;;
+        esac
+        [ -n "$TEST_ALL" ] && tests=test_op
         if ! races 0 $suite "$tests"; then fail cuda_races_$suite "$(grep -m 1 -E '^(FAIL|cuda_on_cpu|limit: )' $out/races_$suite.txt)"
         elif ! grep -q '^[1-9][0-9]* passed' $out/races_$suite.txt; then fail cuda_races_$suite "it ran no test"
         else pass cuda_races_$suite; fi
