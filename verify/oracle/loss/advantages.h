@@ -415,9 +415,10 @@ static inline int advantages_accepted(const reward_table *t, const advantage_ste
 
 /* What a group's documents have instead of the right advantages. */
 typedef struct alike_seen {
-    int64_t groups_off, groups_right; /* documents of groups with equal rewards */
-    int64_t others_off, alone_own;    /* alone_own: of a group of one, and it is its reward */
-    double worst;
+    int64_t groups_off; /* documents of groups with equal rewards that have another number */
+    int64_t others_off; /* of other groups */
+    int64_t alone_own;  /* of a group of one, whose number is its reward */
+    double worst;       /* of groups_off */
 } alike_seen;
 
 static inline void alike_see(const reward_table *t, int64_t i, int64_t r, alike_seen *seen) {
@@ -433,8 +434,6 @@ static inline void alike_see(const reward_table *t, int64_t i, int64_t r, alike_
         seen->others_off += off;
     else if (off && fabs(low - high) <= limit)
         seen->groups_off++, seen->worst = fabs(low) > fabs(seen->worst) ? low : seen->worst;
-    else
-        seen->groups_right++;
 }
 
 /* Groups in which nothing differs have no deviation: what is divided by it then is rounding. */

@@ -94,8 +94,8 @@ static inline int rewards_any_shows(const reward_table *t, const reward_way *way
     return 0;
 }
 
-/* Notes which mistakes would give other numbers, of those that go with a right way which gives
-   the dump's. */
+/* Notes which mistakes would give other numbers. Some are variants of another right way, as with
+   the unbiased deviation: these count only if that way gives the dump's numbers. */
 static inline void rewards_try(const reward_table *t, const reward_way *ways, int count,
                                verdict *v) {
     for (int way = 1; way < count; way++) {

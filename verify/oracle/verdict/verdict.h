@@ -30,7 +30,7 @@ typedef struct tried_form {
     int shows;
 } tried_form;
 
-enum { VERDICT_LINES = 16, VERDICT_TRIED = 128 };
+enum { VERDICT_LINES = 16, VERDICT_TRIED = 256 };
 typedef struct verdict {
     verdict_kind kind;
     const mistake *named[MISTAKES]; /* (count) if wrong; count 0: no known mistake */
