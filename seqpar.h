@@ -4789,44 +4789,69 @@ static seqpar_status seqpar__exchange(seqpar_comm *comm, const seqpar_group *gro
     return seqpar_comm_wait(comm, &request, queue);
 }
 
-static seqpar_group seqpar__group(const char *name, int64_t step, const seqpar_transfer *sends,
-                                  int64_t send_count, const seqpar_transfer *recvs,
-                                  int64_t recv_count) {
+/* The messages of a group, while they are listed. */
+typedef struct seqpar__messages {
+    seqpar_transfer *sends, *recvs; /* as long as the caller says */
+    int64_t send_count, recv_count;
+} seqpar__messages;
+
+/* Makes lists for `sends` and `recvs` messages in one allocation: the caller frees m->sends. */
+static int seqpar__messages_new(seqpar__messages *m, int64_t sends, int64_t recvs) {
+    memset(m, 0, sizeof *m);
+    m->sends = SEQPAR__NEW(seqpar_transfer, sends + recvs);
+    if (m->sends) m->recvs = m->sends + sends;
+    return m->sends != NULL;
+}
+
+static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
+    seqpar_transfer t;
+    t.peer = peer;
+    t.data = (void *)data;
+    t.bytes = bytes;
+    return t;
+}
+
+static void seqpar__send(seqpar__messages *m, int64_t peer, const void *data, int64_t bytes) {
+    m->sends[m->send_count++] = seqpar__transfer(peer, data, bytes);
+}
+
+static void seqpar__recv(seqpar__messages *m, int64_t peer, void *data, int64_t bytes) {
+    m->recvs[m->recv_count++] = seqpar__transfer(peer, data, bytes);
+}
+
+static seqpar_group seqpar__group(const char *name, int64_t step, const seqpar__messages *m) {
     seqpar_group group;
     group.name = name;
     group.step = step;
-    group.sends = sends;
-    group.send_count = send_count;
-    group.recvs = recvs;
-    group.recv_count = recv_count;
+    group.sends = m->sends;
+    group.send_count = m->send_count;
+    group.recvs = m->recvs;
+    group.recv_count = m->recv_count;
     return group;
 }
 
 SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send,
                                                 const int64_t *bytes, const char *name) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, bytes, name", comm, bytes, name);
-    int64_t at = 0, n = 0;
+    int64_t at = 0;
     for (int64_t r = 0; r < comm->size; r++) at += bytes[r];
     SEQPAR_NEED(comm->error, "recv, send", SEQPAR_IF(at > 0, recv),
                 SEQPAR_IF(bytes[comm->rank] > 0, send));
-    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * comm->size);
+    seqpar__messages m;
     seqpar_status status = SEQPAR_OK;
     seqpar_group group;
     at = 0;
-    if (!list) return seqpar__no_memory(comm->error, "an all-gather");
+    if (!seqpar__messages_new(&m, comm->size, comm->size))
+        return seqpar__no_memory(comm->error, "an all-gather");
     for (int64_t r = 0; r < comm->size; at += bytes[r++]) {
         if (r == comm->rank && bytes[r]) memmove((char *)recv + at, send, (size_t)bytes[r]);
         if (r == comm->rank) continue;
-        list[n].peer = list[comm->size + n].peer = r;
-        list[n].data = (void *)send;
-        list[n].bytes = bytes[comm->rank];
-        list[comm->size + n].data = (char *)recv + at;
-        list[comm->size + n].bytes = bytes[r];
-        n++;
+        seqpar__send(&m, r, send, bytes[comm->rank]);
+        seqpar__recv(&m, r, (char *)recv + at, bytes[r]);
     }
-    group = seqpar__group(name, 0, list, n, list + comm->size, n);
-    if (n) status = seqpar__exchange(comm, &group, NULL);
-    SEQPAR_FREE(list);
+    group = seqpar__group(name, 0, &m);
+    if (m.send_count) status = seqpar__exchange(comm, &group, NULL);
+    SEQPAR_FREE(m.sends);
     return status;
 }
 
@@ -4884,29 +4909,18 @@ SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm) {
 SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes,
                                                int64_t root) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, data", comm, SEQPAR_IF(bytes > 0, data));
-    seqpar_transfer *list;
-    seqpar_transfer from;
+    seqpar__messages m;
     seqpar_group group;
-    int64_t n = 0;
     seqpar_status status;
     if (comm->size == 1) return SEQPAR_OK;
-    from.peer = root;
-    from.data = data;
-    from.bytes = bytes;
-    if (comm->rank != root) {
-        group = seqpar__group("broadcast", 0, NULL, 0, &from, 1);
-        return seqpar__exchange(comm, &group, NULL);
-    }
-    list = SEQPAR__NEW(seqpar_transfer, comm->size);
-    if (!list) return seqpar__no_memory(comm->error, "a broadcast");
-    for (int64_t r = 0; r < comm->size; r++)
-        if (r != root) {
-            list[n] = from;
-            list[n++].peer = r;
-        }
-    group = seqpar__group("broadcast", 0, list, n, NULL, 0);
+    if (!seqpar__messages_new(&m, comm->size, 1))
+        return seqpar__no_memory(comm->error, "a broadcast");
+    if (comm->rank != root) seqpar__recv(&m, root, data, bytes);
+    for (int64_t r = 0; comm->rank == root && r < comm->size; r++)
+        if (r != root) seqpar__send(&m, r, data, bytes);
+    group = seqpar__group("broadcast", 0, &m);
     status = seqpar__exchange(comm, &group, NULL);
-    SEQPAR_FREE(list);
+    SEQPAR_FREE(m.sends);
     return status;
 }
 
@@ -5510,14 +5524,6 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
 #else
     return seqpar__run_hub(ranks, fn, user, error);
 #endif
-}
-
-static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
-    seqpar_transfer t;
-    t.peer = peer;
-    t.data = (void *)data;
-    t.bytes = bytes;
-    return t;
 }
 
 /* =============================================================================================
@@ -7278,17 +7284,16 @@ static seqpar_status seqpar__exec_shift(seqpar__attn_exec *r, const seqpar_plan_
     const char *k = op->from ? (const char *)r->slot[op->from].data : (const char *)r->k;
     const char *v = op->from ? k + attn->shares[op->source].tokens * row : (const char *)r->v;
     char *to = (char *)r->slot[op->to].data + in->begin * row;
+    int64_t send_to = seqpar__peer(r, op->send_to), recv_from = seqpar__peer(r, op->recv_from);
+    int64_t sent = seqpar__rows_in(out) * row, received = seqpar__rows_in(in) * row;
     seqpar_transfer sends[2], recvs[2];
-    seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring",
-                                       op->request, sends, 2, recvs, 2);
-    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + out->begin * row,
-                                seqpar__rows_in(out) * row);
-    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + out->begin * row,
-                                seqpar__rows_in(out) * row);
-    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, seqpar__rows_in(in) * row);
-    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from),
-                                to + attn->shares[arriving].tokens * row,
-                                seqpar__rows_in(in) * row);
+    seqpar__messages m = {sends, recvs, 0, 0};
+    seqpar_group group;
+    seqpar__send(&m, send_to, k + out->begin * row, sent);
+    seqpar__send(&m, send_to, v + out->begin * row, sent);
+    seqpar__recv(&m, recv_from, to, received);
+    seqpar__recv(&m, recv_from, to + attn->shares[arriving].tokens * row, received);
+    group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, &m);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
@@ -7308,7 +7313,7 @@ static seqpar_status seqpar__exec_copy(seqpar__attn_exec *r, const seqpar_plan_o
 
 /* Rows out_begin[q] .. out_begin[q + 1] go to rank q; its rows arrive at in_begin[q] ..
    in_begin[q + 1]. */
-typedef struct seqpar__all_messages {
+typedef struct seqpar__all_to_all {
     const char *name;
     const char *out;
     const int64_t *out_begin; /* (ranks + 1) rows */
@@ -7316,62 +7321,62 @@ typedef struct seqpar__all_messages {
     const int64_t *in_begin;
     int64_t row;  /* bytes */
     int same_out; /* 1: all ranks are sent this rank's rows; 0: rank q is sent rows of q */
-} seqpar__all_messages;
+} seqpar__all_to_all;
 
 /* One message to and from every other rank. */
 static seqpar_status seqpar__exec_all_to_all(seqpar__attn_exec *r, int64_t request,
-                                             const seqpar__all_messages *m) {
-    int64_t n = 0, size = r->attn->size;
-    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * size);
+                                             const seqpar__all_to_all *a) {
+    int64_t size = r->attn->size;
+    seqpar__messages m;
     seqpar_group group;
     seqpar_status status;
-    if (!list) return seqpar__no_memory(r->ctx->error, m->name);
+    if (!seqpar__messages_new(&m, size, size)) return seqpar__no_memory(r->ctx->error, a->name);
     for (int64_t q = 0; q < size; q++) {
-        const int64_t *out = m->out_begin + (m->same_out ? r->attn->rank : q);
-        const int64_t *in = m->in_begin + q;
+        const int64_t *out = a->out_begin + (a->same_out ? r->attn->rank : q);
+        const int64_t *in = a->in_begin + q;
         if (q == r->attn->rank) continue;
-        list[n] = seqpar__transfer(seqpar__peer(r, q), m->out + out[0] * m->row,
-                                   (out[1] - out[0]) * m->row);
-        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), m->in + in[0] * m->row,
-                                            (in[1] - in[0]) * m->row);
+        seqpar__send(&m, seqpar__peer(r, q), a->out + out[0] * a->row,
+                     (out[1] - out[0]) * a->row);
+        seqpar__recv(&m, seqpar__peer(r, q), a->in + in[0] * a->row, (in[1] - in[0]) * a->row);
     }
-    group = seqpar__group(m->name, request, list, n, list + size, n);
+    group = seqpar__group(a->name, request, &m);
     status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
-    SEQPAR_FREE(list);
+    SEQPAR_FREE(m.sends);
     return status;
 }
 
 static seqpar_status seqpar__exec_gather(seqpar__attn_exec *r, const seqpar_plan_op *op) {
-    seqpar__all_messages m;
-    m.name = "kv all-gather";
-    m.out = m.in = (char *)r->slot[op->to].data;
-    m.out_begin = m.in_begin = r->attn->slot_row;
-    m.row = op->head_count * r->attn->desc.head_dim *
+    seqpar__all_to_all a;
+    a.name = "kv all-gather";
+    a.out = a.in = (char *)r->slot[op->to].data;
+    a.out_begin = a.in_begin = r->attn->slot_row;
+    a.row = op->head_count * r->attn->desc.head_dim *
             seqpar_dtype_bytes(r->ctx->device->storage);
-    m.same_out = 1;
-    return seqpar__exec_all_to_all(r, op->request, &m);
+    a.same_out = 1;
+    return seqpar__exec_all_to_all(r, op->request, &a);
 }
 
 static seqpar_status seqpar__exec_return(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     int64_t row = op->head_count * r->attn->desc.head_dim *
                   seqpar_dtype_bytes(r->ctx->device->accumulator);
     seqpar_transfer send, recv;
+    seqpar__messages m = {&send, &recv, 0, 0};
     seqpar_group group;
     if (op->send_to < 0) {
-        seqpar__all_messages m = {"dk, dv to owners",
-                                  (const char *)r->outbox[op->buffer].data,
-                                  r->out_begin,
-                                  (char *)r->inbox[op->buffer].data,
-                                  r->in_begin,
-                                  row,
-                                  0};
-        return seqpar__exec_all_to_all(r, op->request, &m);
+        seqpar__all_to_all a = {"dk, dv to owners",
+                                (const char *)r->outbox[op->buffer].data,
+                                r->out_begin,
+                                (char *)r->inbox[op->buffer].data,
+                                r->in_begin,
+                                row,
+                                0};
+        return seqpar__exec_all_to_all(r, op->request, &a);
     }
-    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[op->buffer].data,
-                            r->attn->outbox_elements[op->send_to] * row);
-    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[op->buffer].data,
-                            r->attn->return_elements[op->recv_from] * row);
-    group = seqpar__group("dk, dv to owners", op->request, &send, 1, &recv, 1);
+    seqpar__send(&m, seqpar__peer(r, op->send_to), r->outbox[op->buffer].data,
+                 r->attn->outbox_elements[op->send_to] * row);
+    seqpar__recv(&m, seqpar__peer(r, op->recv_from), r->inbox[op->buffer].data,
+                 r->attn->return_elements[op->recv_from] * row);
+    group = seqpar__group("dk, dv to owners", op->request, &m);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
@@ -7396,6 +7401,16 @@ typedef struct seqpar__task_memory {
     int64_t inbox_row, store_row; /* the tasks' first row in inbox and store */
 } seqpar__task_memory;
 
+/* The heads of a COMPUTE. A user's kernel gets them side by side, as one wide head. */
+static void seqpar__op_heads(const seqpar__attn_exec *r, const seqpar_plan_op *op,
+                             seqpar_attn_args *a) {
+    int64_t wide = r->attn->desc.kernel ? op->head_count : 1;
+    a->head_begin = op->head_begin / wide;
+    a->head_count = op->head_count / wide;
+    a->kv_heads /= wide;
+    a->head_dim *= wide;
+}
+
 /* Arguments of a device call. The caller frees a->tasks. */
 static seqpar_status seqpar__tasks_args(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                         const seqpar__tasks *tasks,
@@ -7404,14 +7419,7 @@ static seqpar_status seqpar__tasks_args(seqpar__attn_exec *r, const seqpar_plan_
     a->tasks = seqpar__scaled_tasks(tasks, op->head_count * a->head_dim, m->store_row,
                                     m->inbox_row);
     if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
-    a->head_begin = op->head_begin;
-    a->head_count = op->head_count;
-    if (r->attn->desc.kernel) { /* a token's heads lie side by side: one wide head */
-        a->head_begin /= op->head_count;
-        a->head_count = 1;
-        a->kv_heads /= op->head_count;
-        a->head_dim *= op->head_count;
-    }
+    seqpar__op_heads(r, op, a);
     a->q_pieces = tasks->pieces;
     a->k_pieces = tasks->keys;
     a->task_count = tasks->count;
@@ -7667,92 +7675,101 @@ static int64_t seqpar__member_heads(const seqpar_plan *plan, const seqpar_attn_d
     return plan->replicate ? each : count * group;
 }
 
+/* An argument of attention that an exchange moves. number: one number of the accumulator for
+   each head, in place of head_dim numbers of the storage. */
+typedef struct seqpar__heads_field {
+    size_t offset; /* of its pointer in seqpar_attn_args */
+    int number, kv;
+} seqpar__heads_field;
+
 typedef struct seqpar__heads_tensor {
-    /* (tokens of this member, all heads); (tokens of the position, heads of this member) */
+    const seqpar__heads_field *field;
+    /* r->own has (tokens of this member, all heads); r->args has (tokens of the position, heads
+       of this member), in the buffers of the exchange */
     char *local, *gathered;
     int64_t unit; /* bytes of one head of one token */
-    int kv;
 } seqpar__heads_tensor;
 
 enum { SEQPAR__HEADS_MAX = 6 };
+
+static char *seqpar__heads_pointer(const seqpar_attn_args *a, const seqpar__heads_field *f) {
+    char *pointer;
+    memcpy(&pointer, (const char *)a + f->offset, sizeof pointer);
+    return pointer;
+}
 
 /* Lists the tensors of an exchange, inputs or results, in the order that all members send them
    in. Returns how many there are. */
 static int64_t seqpar__heads_tensors(const seqpar__attn_exec *r, int results,
                                      seqpar__heads_tensor *t) {
-    const seqpar_attn_args *a = &r->own;
-    int64_t number = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t head = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage);
-    const seqpar__heads_tensor inputs[] = {
-        {(char *)a->q, NULL, head, 0},     {(char *)a->k, NULL, head, 1},
-        {(char *)a->v, NULL, head, 1},     {(char *)a->dout, NULL, head, 0},
-        {(char *)a->lse, NULL, number, 0}, {(char *)a->delta, NULL, number, 0}};
-    const seqpar__heads_tensor out[] = {{(char *)a->out, NULL, head, 0},
-                                        {(char *)a->lse, NULL, number, 0}};
-    const seqpar__heads_tensor gradients[] = {{(char *)a->dq, NULL, head, 0},
-                                              {(char *)a->dk, NULL, head, 1},
-                                              {(char *)a->dv, NULL, head, 1}};
+    static const seqpar__heads_field inputs[] = {
+        {offsetof(seqpar_attn_args, q), 0, 0},   {offsetof(seqpar_attn_args, k), 0, 1},
+        {offsetof(seqpar_attn_args, v), 0, 1},   {offsetof(seqpar_attn_args, dout), 0, 0},
+        {offsetof(seqpar_attn_args, lse), 1, 0}, {offsetof(seqpar_attn_args, delta), 1, 0}};
+    static const seqpar__heads_field out[] = {{offsetof(seqpar_attn_args, out), 0, 0},
+                                              {offsetof(seqpar_attn_args, lse), 1, 0}};
+    static const seqpar__heads_field gradients[] = {{offsetof(seqpar_attn_args, dq), 0, 0},
+                                                    {offsetof(seqpar_attn_args, dk), 0, 1},
+                                                    {offsetof(seqpar_attn_args, dv), 0, 1}};
+    const seqpar_device *dev = r->ctx->device;
     int backward = r->plan->backward;
     int64_t count = !results ? (backward ? 6 : 3) : backward ? 3 : 2;
-    memcpy(t, !results ? inputs : backward ? gradients : out, (size_t)count * sizeof *t);
+    const seqpar__heads_field *fields = !results ? inputs : backward ? gradients : out;
+    for (int64_t i = 0; i < count; i++) {
+        t[i].field = &fields[i];
+        t[i].local = seqpar__heads_pointer(&r->own, &fields[i]);
+        t[i].gathered = seqpar__heads_pointer(&r->args, &fields[i]);
+        t[i].unit = fields[i].number ? seqpar_dtype_bytes(dev->accumulator)
+                                     : r->own.head_dim * seqpar_dtype_bytes(dev->storage);
+    }
     return count;
 }
 
-/* Places the gathered tensors one after the other in their buffer. */
-static void seqpar__heads_offsets(seqpar__attn_exec *r, int results, seqpar__heads_tensor *t,
-                                  int64_t count) {
-    char *at = (char *)(results ? r->results : r->gathered).data;
-    int64_t tokens = r->attn->shares[r->attn->rank].tokens;
+/* Bytes of a gathered tensor: whole lines of 64. */
+static int64_t seqpar__gathered_bytes(const seqpar__attn_exec *r,
+                                      const seqpar__heads_tensor *t) {
+    int64_t heads = t->field->kv ? r->attn->kv_heads : r->attn->heads;
+    return (r->attn->shares[r->attn->rank].tokens * heads * t->unit + 63) & ~(int64_t)63;
+}
+
+/* Bytes of this member's tokens of a tensor, for the heads of all members. */
+static int64_t seqpar__staged_bytes(const seqpar__attn_exec *r, const seqpar__heads_tensor *t) {
+    int64_t heads = 0, begin;
+    for (int64_t m = 0; m < r->plan->ulysses_size; m++)
+        heads += seqpar__member_heads(r->plan, &r->attn->desc, m, t->field->kv, &begin);
+    return r->attn->parts[r->plan->member].tokens * heads * t->unit;
+}
+
+/* Allocates the gathered tensors of an exchange, and lets r->args point to them. Returns in
+   *stage how many bytes the exchange stages. */
+static seqpar_status seqpar__heads_gathered(seqpar__attn_exec *r, int results, int64_t *stage) {
+    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
+    seqpar_buffer *buffer = results ? &r->results : &r->gathered;
+    int64_t count = seqpar__heads_tensors(r, results, t), bytes = 0;
+    char *at;
+    *stage = 0;
     for (int64_t i = 0; i < count; i++) {
-        t[i].gathered = at;
-        at += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) &
-              ~(int64_t)63;
+        bytes += seqpar__gathered_bytes(r, &t[i]);
+        *stage += seqpar__staged_bytes(r, &t[i]);
     }
+    SEQPAR__TRY(seqpar_buffer_new(r->ctx, buffer, bytes, SEQPAR_MEM_EXCHANGE));
+    at = (char *)buffer->data;
+    for (int64_t i = 0; i < count; at += seqpar__gathered_bytes(r, &t[i++]))
+        memcpy((char *)&r->args + t[i].field->offset, &at, sizeof at);
+    return SEQPAR_OK;
 }
 
 /* Allocates the gathered inputs, the results, and a staging buffer for both exchanges, which do
    not overlap. From here on ring and llama3 work on the gathered tensors (r->args) instead of
    the caller's (r->own). */
 static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
-    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
-    int64_t tokens = r->attn->shares[r->attn->rank].tokens;
-    int64_t own = r->attn->parts[r->plan->member].tokens, members = r->plan->ulysses_size;
-    int64_t begin, stage = 0;
-    for (int64_t results = 0; results < 2; results++) {
-        int64_t count = seqpar__heads_tensors(r, (int)results, t), bytes = 0, all = 0;
-        for (int64_t i = 0; i < count; i++)
-            bytes += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit +
-                      63) &
-                     ~(int64_t)63;
-        for (int64_t i = 0; i < count; i++)
-            for (int64_t m = 0; m < members; m++)
-                all += own * seqpar__member_heads(r->plan, &r->attn->desc, m, t[i].kv, &begin) *
-                       t[i].unit;
-        stage = SEQPAR__MAX(stage, all);
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, results ? &r->results : &r->gathered, bytes,
-                                      SEQPAR_MEM_EXCHANGE));
-    }
-    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->staging, stage, SEQPAR_MEM_EXCHANGE));
-    seqpar__heads_tensors(r, 0, t);
-    seqpar__heads_offsets(r, 0, t, r->plan->backward ? SEQPAR__HEADS_MAX : 3);
-    r->args.q = t[0].gathered;
-    r->k = r->args.k = t[1].gathered;
-    r->v = r->args.v = t[2].gathered;
-    if (r->plan->backward) {
-        r->args.dout = t[3].gathered;
-        r->args.lse = t[4].gathered;
-        r->args.delta = t[5].gathered;
-    }
-    seqpar__heads_offsets(r, 1, t, seqpar__heads_tensors(r, 1, t));
-    if (r->plan->backward) {
-        r->args.dq = t[0].gathered;
-        r->args.dk = t[1].gathered;
-        r->args.dv = t[2].gathered;
-    } else {
-        r->args.out = t[0].gathered;
-        r->args.lse = t[1].gathered;
-    }
-    return SEQPAR_OK;
+    int64_t inputs, results;
+    SEQPAR__TRY(seqpar__heads_gathered(r, 0, &inputs));
+    SEQPAR__TRY(seqpar__heads_gathered(r, 1, &results));
+    r->k = r->args.k;
+    r->v = r->args.v;
+    return seqpar_buffer_new(r->ctx, &r->staging, SEQPAR__MAX(inputs, results),
+                             SEQPAR_MEM_EXCHANGE);
 }
 
 /* A block of the staging buffer holds one tensor of this rank's tokens, for the heads of one
@@ -7772,7 +7789,7 @@ static int64_t seqpar__heads_blocks(const seqpar__attn_exec *r, const seqpar__he
         for (int64_t i = 0; i < count; i++, n++) {
             blocks[n].member = m;
             blocks[n].tensor = &t[i];
-            blocks[n].width = seqpar__member_heads(r->plan, &r->attn->desc, m, t[i].kv,
+            blocks[n].width = seqpar__member_heads(r->plan, &r->attn->desc, m, t[i].field->kv,
                                                    &blocks[n].begin) *
                               t[i].unit;
             blocks[n].stage = at;
@@ -7782,46 +7799,54 @@ static int64_t seqpar__heads_blocks(const seqpar__attn_exec *r, const seqpar__he
 }
 
 static int64_t seqpar__row_bytes(const seqpar__attn_exec *r, const seqpar__heads_tensor *t) {
-    return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
+    return (t->field->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
+}
+
+/* Copies a block of this rank's own heads, and for HEADS the blocks of the others to the staging
+   buffer. */
+static void seqpar__exec_copies(seqpar__attn_exec *r, int results, const seqpar__heads_block *b,
+                                char *gathered, int64_t mine) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t member = r->plan->member, own = r->attn->parts[member].tokens;
+    const char *local = b->tensor->local + b->begin * b->tensor->unit;
+    if (b->member == member && results)
+        dev->copy_rows(dev, b->stage, b->width, gathered, mine, mine, own, r->ctx->queue);
+    else if (b->member == member)
+        dev->copy_rows(dev, gathered, mine, local, seqpar__row_bytes(r, b->tensor), mine, own,
+                       r->ctx->queue);
+    else if (!results)
+        dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor),
+                       b->width, own, r->ctx->queue);
 }
 
 /* HEADS sends the blocks of the staging buffer; TOKENS (results 1) receives into them. */
 static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                            int results, seqpar__heads_tensor *t,
-                                           seqpar__heads_block *blocks, seqpar_transfer *list) {
-    seqpar_device *dev = r->ctx->device;
-    int64_t count = seqpar__heads_tensors(r, results, t), n, sends = 0;
-    int64_t member = r->plan->member, own = r->attn->parts[member].tokens;
+                                           seqpar__heads_block *blocks, seqpar__messages *m) {
+    int64_t n = seqpar__heads_blocks(r, t, seqpar__heads_tensors(r, results, t), blocks);
+    int64_t own = r->attn->parts[r->plan->member].tokens;
     seqpar_group group;
-    seqpar__heads_offsets(r, results, t, count);
-    n = seqpar__heads_blocks(r, t, count, blocks);
     for (int64_t i = 0; i < n; i++) {
         const seqpar__heads_block *b = &blocks[i];
-        int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit;
-        int64_t tokens = r->attn->parts[b->member].tokens;
+        int64_t heads = b->tensor->field->kv ? r->attn->kv_heads : r->attn->heads;
+        int64_t mine = heads * b->tensor->unit, tokens = r->attn->parts[b->member].tokens;
         int64_t peer = r->plan->position * r->plan->ulysses_size + b->member;
         char *rows = b->tensor->gathered + r->attn->part_begin[b->member] * mine;
-        const char *local = b->tensor->local + b->begin * b->tensor->unit;
-        seqpar_transfer gathered, staged;
-        if (b->member == member && results)
-            dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
-        if (b->member == member && !results)
-            dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own,
-                           r->ctx->queue);
-        if (b->member == member) continue;
-        if (!results)
-            dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor),
-                           b->width, own, r->ctx->queue);
-        gathered = seqpar__transfer(peer, rows, tokens * mine);
-        staged = seqpar__transfer(peer, b->stage, own * b->width);
-        list[sends] = results ? gathered : staged;
-        list[n + sends++] = results ? staged : gathered;
+        seqpar__exec_copies(r, results, b, rows, mine);
+        if (b->member == r->plan->member) continue;
+        if (results) {
+            seqpar__send(m, peer, rows, tokens * mine);
+            seqpar__recv(m, peer, b->stage, own * b->width);
+        } else {
+            seqpar__send(m, peer, b->stage, own * b->width);
+            seqpar__recv(m, peer, rows, tokens * mine);
+        }
     }
     /* The group's step must be equal on all members. A request number may differ: with llama3
        it depends on the member's number of kv heads. So the step is 0 in a forward, 1 in a
        backward */
     group = seqpar__group(results ? "heads to tokens" : "tokens to heads", r->plan->backward,
-                          list, sends, list + n, sends);
+                          m);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
@@ -7836,8 +7861,8 @@ static seqpar_status seqpar__exec_place(seqpar__attn_exec *r, seqpar__heads_tens
     int64_t copies = r->plan->replicate ? r->plan->ulysses_size / r->attn->desc.kv_heads : 1;
     for (int64_t i = 0; i < n; i++) {
         const seqpar__heads_block *b = &blocks[i];
-        if (b->tensor->kv && b->member % copies) continue;
-        for (int64_t c = 1; b->tensor->kv && c < copies; c++) {
+        if (b->tensor->field->kv && b->member % copies) continue;
+        for (int64_t c = 1; b->tensor->field->kv && c < copies; c++) {
             seqpar_add_args add;
             add.accumulators = 0;
             add.y = b->stage;
@@ -7857,16 +7882,16 @@ static seqpar_status seqpar__exec_heads(seqpar__attn_exec *r, const seqpar_plan_
     seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
     int64_t most = SEQPAR__HEADS_MAX * r->plan->ulysses_size;
     seqpar__heads_block *blocks = SEQPAR__NEW(seqpar__heads_block, most);
-    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * most);
+    seqpar__messages list;
     seqpar_status status;
-    if (!blocks || !list)
+    if (!seqpar__messages_new(&list, most, most) || !blocks)
         status = seqpar__no_memory(r->ctx->error, "an all-to-all");
     else if (op->op == SEQPAR_PLAN_PLACE)
         status = seqpar__exec_place(r, t, blocks);
     else
-        status = seqpar__exec_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
+        status = seqpar__exec_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, &list);
     SEQPAR_FREE(blocks);
-    SEQPAR_FREE(list);
+    SEQPAR_FREE(list.sends);
     return status;
 }
 
@@ -10158,19 +10183,16 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         int64_t slice, void *inbox) {
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
     int64_t world = ctx->world->size, base = o->blocks.slice_begin[slice], w;
-    int64_t at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
+    int64_t at = 0, total = 0, begin, count, own, mine;
     int64_t tensors = o->blocks.group_tensor[from->group + 1] - o->blocks.slice_tensor[slice];
     int64_t first = seqpar__nodes_offset(o, from);
-    seqpar_transfer *list, *arriving;
+    seqpar__messages list;
     seqpar_group g;
-    seqpar_request request;
     seqpar_status status;
     seqpar__part s;
     for (w = 0; w < world; w++) total += m->nodes[w];
-    list = SEQPAR__NEW(seqpar_transfer,
-                       (world + tensors) * m->own.node_count + tensors * total);
-    if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
-    arriving = list + (world + tensors) * m->own.node_count;
+    if (!seqpar__messages_new(&list, (world + tensors) * m->own.node_count, tensors * total))
+        return seqpar__no_memory(ctx->error, "a gradient exchange");
     seqpar__owned_blocks(&o->blocks, slice, world, ctx->world->rank, &own, &mine);
     for (w = 0; w < world; at += m->nodes[w++]) {
         seqpar__owned_blocks(&o->blocks, slice, world, w, &begin, &count);
@@ -10181,7 +10203,7 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                    (n * from->node_stride + s.offset - first) * size;
                 char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
                 if (w != ctx->world->rank)
-                    list[sends++] = seqpar__transfer(w, data, s.count * size);
+                    seqpar__send(&list, w, data, s.count * size);
                 else
                     ctx->device->copy(ctx->device, to, data, s.count * size, ctx->queue);
             }
@@ -10190,19 +10212,17 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
         for (int64_t n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
             for (s = seqpar__part_begin(&o->blocks, slice, base + own);
                  seqpar__part_next(&o->blocks, &s, base + own + mine);)
-                arriving[recvs++] = seqpar__transfer(
-                    w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
-                    s.count * size);
+                seqpar__recv(&list, w,
+                             (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
+                             s.count * size);
     /* The step number of the message group identifies slice and source. Micro-batches can
        share it, because they are sent in order */
-    g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, list,
-                      sends, arriving, recvs);
-    status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
+    g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, &list);
     /* Waits here, because `from` belongs to the caller again when this returns. If the
        transport is queued, only the queue waits: the host goes on to the backward pass of the
        layer before. */
-    if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
-    SEQPAR_FREE(list);
+    status = seqpar__exchange(ctx->world, &g, ctx->queue);
+    SEQPAR_FREE(list.sends);
     return status;
 }
 
@@ -10333,25 +10353,21 @@ static seqpar_status seqpar__nodes_slices(seqpar_error *error, const seqpar_opti
                        (long long)n->first, (long long)n->count, (long long)n->group);
 }
 
-/* Checks the nodes, and finds their slices [*first, *past). */
-static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
-                                         const seqpar_step_nodes *n, int64_t *first,
-                                         int64_t *past) {
-    int64_t end, count;
-    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n));
-    SEQPAR__TRY(seqpar__nodes_slices(ctx->error, o, n, first, past));
-    end = seqpar__slice_end(&o->blocks, *past - 1) - seqpar__nodes_offset(o, n);
-    count = o->step->micro[n->micro_batch].own.node_count;
-    SEQPAR_NEED(ctx->error, "nodes->nodes", SEQPAR_IF(count > 0, n->nodes));
+/* Checks that the nodes' array reaches to the end of the slice `last`. */
+static seqpar_status seqpar__check_nodes(seqpar_error *error, const seqpar_optim *o,
+                                         const seqpar_step_nodes *n, int64_t last) {
+    int64_t end = seqpar__slice_end(&o->blocks, last) - seqpar__nodes_offset(o, n);
+    int64_t count = o->step->micro[n->micro_batch].own.node_count;
+    SEQPAR_NEED(error, "nodes->nodes", SEQPAR_IF(count > 0, n->nodes));
     if (count > 0 && (n->elements < end ||
                       (count > 1 && (n->node_stride < end ||
                                      (n->elements - end) / n->node_stride < count - 1))))
         return seqpar_fail(
-            ctx->error, SEQPAR_ERR_SIZE,
+            error, SEQPAR_ERR_SIZE,
             "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room "
             "for %lld at a stride of %lld; pass the whole array and its size",
             (long long)n->group, (long long)count, (long long)end,
-            seqpar__slice_last(&o->blocks, *past - 1)->name, (long long)n->elements,
+            seqpar__slice_last(&o->blocks, last)->name, (long long)n->elements,
             (long long)n->node_stride);
     return SEQPAR_OK;
 }
@@ -10477,7 +10493,9 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
                                               const seqpar_step_nodes *nodes) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, nodes", ctx, o, nodes);
     int64_t first, past;
-    SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes, &first, &past));
+    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, nodes));
+    SEQPAR__TRY(seqpar__nodes_slices(ctx->error, o, nodes, &first, &past));
+    SEQPAR__TRY(seqpar__check_nodes(ctx->error, o, nodes, past - 1));
     for (int64_t s = first; s < past; s++)
         SEQPAR__TRY(seqpar__check_order(ctx->error, o, nodes, s));
     for (int64_t s = first; s < past; s++)
@@ -10532,12 +10550,23 @@ typedef struct seqpar__owned_span {
     int64_t first; /* with params: the offset of the parameter that `data` begins with */
 } seqpar__owned_span;
 
-/* Appends to `list`, which has n transfers, one to or from `peer` for each range of the span
-   that `owner` owns. Returns the new length of the list. */
-static int64_t seqpar__owned_transfers(const seqpar_ctx *ctx, const seqpar_blocks *b,
-                                       const seqpar__owned_span *h, int64_t owner, int64_t peer,
-                                       seqpar_transfer *list, int64_t n) {
-    int64_t begin, end, count;
+/* Lists a message of `count` elements, `at` elements behind the begin of h->data. */
+static void seqpar__owned_message(const seqpar__owned_span *h, int sending, int64_t peer,
+                                  int64_t at, int64_t count, seqpar__messages *m) {
+    char *data = (char *)h->data + at * h->block_bytes / SEQPAR_PARAM_BLOCK;
+    int64_t bytes = count * h->block_bytes / SEQPAR_PARAM_BLOCK;
+    if (sending)
+        seqpar__send(m, peer, data, bytes);
+    else
+        seqpar__recv(m, peer, data, bytes);
+}
+
+/* Lists a message to `peer` for each range of the span that this rank owns, or from it for each
+   that the peer owns. */
+static void seqpar__owned_messages(const seqpar_ctx *ctx, const seqpar_blocks *b,
+                                   const seqpar__owned_span *h, int sending, int64_t peer,
+                                   seqpar__messages *m) {
+    int64_t owner = sending ? ctx->world->rank : peer, begin, end, count;
     seqpar__part s;
     for (int64_t i = 0; i < b->slices; i++) {
         seqpar__owned_blocks(b, i, ctx->world->size, owner, &begin, &count);
@@ -10545,41 +10574,31 @@ static int64_t seqpar__owned_transfers(const seqpar_ctx *ctx, const seqpar_block
         begin = SEQPAR__MAX(h->begin, b->slice_begin[i] + begin);
         if (begin >= end) continue;
         if (!h->params)
-            list[n++] = seqpar__transfer(peer,
-                                         (char *)h->data + (begin - h->begin) * h->block_bytes /
-                                                               SEQPAR_PARAM_BLOCK,
-                                         (end - begin) * h->block_bytes / SEQPAR_PARAM_BLOCK);
+            seqpar__owned_message(h, sending, peer, begin - h->begin, end - begin, m);
         else
             for (s = seqpar__part_begin(b, i, begin); seqpar__part_next(b, &s, end);)
-                list[n++] = seqpar__transfer(peer,
-                                             (char *)h->data + (s.offset - h->first) *
-                                                                   h->block_bytes /
-                                                                   SEQPAR_PARAM_BLOCK,
-                                             s.count * h->block_bytes / SEQPAR_PARAM_BLOCK);
+                seqpar__owned_message(h, sending, peer, s.offset - h->first, s.count, m);
     }
-    return n;
 }
 
 static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b,
                                          const seqpar__owned_span *h, seqpar_request *request) {
     int64_t world = ctx->world->size, rank = ctx->world->rank;
-    int64_t most = b->tensor_count + b->slices, n = 0, r = 0;
-    seqpar_transfer *list, *arriving;
+    int64_t most = world * (b->tensor_count + b->slices);
+    seqpar__messages m;
     seqpar_group group;
     seqpar_status status;
     request->state = NULL;
     if (world == 1) return SEQPAR_OK;
-    list = SEQPAR__NEW(seqpar_transfer, 2 * world * most);
-    if (!list) return seqpar__no_memory(ctx->error, h->name);
-    arriving = list + world * most;
+    if (!seqpar__messages_new(&m, most, most)) return seqpar__no_memory(ctx->error, h->name);
     for (int64_t w = 0; w < world; w++)
         if (w != rank) {
-            n = seqpar__owned_transfers(ctx, b, h, rank, w, list, n);
-            r = seqpar__owned_transfers(ctx, b, h, w, w, arriving, r);
+            seqpar__owned_messages(ctx, b, h, 1, w, &m);
+            seqpar__owned_messages(ctx, b, h, 0, w, &m);
         }
-    group = seqpar__group(h->name, 0, list, n, arriving, r);
+    group = seqpar__group(h->name, 0, &m);
     status = seqpar_comm_begin(ctx->world, &group, h->queue, request);
-    SEQPAR_FREE(list);
+    SEQPAR_FREE(m.sends);
     return status;
 }
 
