@@ -164,10 +164,10 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
    over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *model);
 SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *model);
-/* seqpar_step_end with the parameters that learn: the adapters' if the model uses adapters, else
-   the model's; whole or sharded. Collective over the world. */
-SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *model,
-                                               seqpar_optim *optim, double lr);
+/* This rank's trainable parameters, and in *elements how many: what seqpar_step_end is given.
+   They are the adapters' if the model uses adapters, else the model's; of a sharded model those
+   that this rank owns. */
+SEQPAR_DEF void *seqpar_llama_trainable(seqpar_llama *model, int64_t *elements);
 /* Copies elements first .. first + count of a tensor to values (count), or from them. Sharded:
    every rank calls write with all values and stores those it owns (seqpar_llama_owns: does it own
    any of these?); read is collective over the world. A four-bit matrix is written from its first
@@ -183,7 +183,7 @@ SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *mode
                                  int64_t tensor, int64_t first, int64_t count);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
 /* Opens adapters of `model`: a seqpar_llama that cannot compute by itself. seqpar_llama_init,
-   _read, _write, _owns, _gather, _drop, _step_end and _close take it; the optimizer is opened with
+   _read, _write, _owns, _gather, _drop, _trainable and _close take it; the optimizer is opened with
    its tensors; model->adapters = adapters makes the model compute with it. Tensors have PEFT's
    names; a score model's score is one of them, too. sharded, slice: as in
    seqpar_llama_open_sharded. OPTION: no rank, no scale or no target. Collective over the world if
@@ -1144,12 +1144,11 @@ SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *m) {
     if (m->shards) seqpar_buffer_free(ctx, &m->params);
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *m,
-                                               seqpar_optim *optim, double lr) {
-    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, optim", ctx, m, optim);
-    if (m->adapters) return seqpar_llama_step_end(ctx, m->adapters, optim, lr);
-    if (!m->shards) return seqpar_step_end(ctx, optim, m->params.data, m->elements, lr);
-    return seqpar_step_end(ctx, optim, m->shards->own.data, m->shards->blocks.own_elements, lr);
+SEQPAR_DEF void *seqpar_llama_trainable(seqpar_llama *m, int64_t *elements) {
+    SEQPAR_MUST("model, elements", m, elements);
+    if (m->adapters) return seqpar_llama_trainable(m->adapters, elements);
+    *elements = m->shards ? m->shards->blocks.own_elements : m->elements;
+    return m->shards ? m->shards->own.data : m->params.data;
 }
 
 static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {

@@ -177,7 +177,9 @@ static outcome step(world *w, const way *v, const seqpar_batch *batch) {
     must(w, seqpar_llama_forward(&w->ctx, &w->model, &b, 1));
     must(w, seqpar_llama_backward(&w->ctx, &w->model, &b, &w->optim, 0, &seeds));
     o.loss = loss_of(w, &b);
-    must(w, seqpar_llama_step_end(&w->ctx, &w->model, &w->optim, 0));
+    int64_t elements;
+    void *params = seqpar_llama_trainable(&w->model, &elements);
+    must(w, seqpar_step_end(&w->ctx, &w->optim, params, elements, 0));
     seqpar_buffer_free(&w->ctx, &seed);
     seqpar_llama_close_batch(&w->ctx, &w->model, &b);
     o.seconds = now() - began;

@@ -246,7 +246,9 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
     for (i = 0; !status && i < job->way->accumulation; i++)
         status = model_micro(ctx, job, model, optim, step, i, task->balance > 0 ? slopes : NULL,
                              leaf, value, &count);
-    if (!status) status = seqpar_llama_step_end(ctx, model, optim, task->lr);
+    int64_t elements;
+    void *params = seqpar_llama_trainable(model, &elements);
+    if (!status) status = seqpar_step_end(ctx, optim, params, elements, task->lr);
     if (!status && step == 0) {
         status = seqpar_sum_pieces(ctx, &sum, leaf, value, count, 1);
         if (!status) status = kept_read(ctx, optim, gradient, SEQPAR_STATE_GRADIENT);

@@ -633,7 +633,9 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
     for (int64_t i = 0; !status && i < r->job->way->accumulation; i++)
         status = objective_step_micro(r, i, kl);
     if (!status) status = objective_columns(r, means);
-    if (!status) status = seqpar_llama_step_end(r->ctx, &r->policy, &r->optim, t->lr);
+    int64_t elements;
+    void *params = seqpar_llama_trainable(&r->policy, &elements);
+    if (!status) status = seqpar_step_end(r->ctx, &r->optim, params, elements, t->lr);
     if (!status) status = kept_read(r->ctx, &r->optim, gradient, SEQPAR_STATE_GRADIENT);
     const seqpar_llama *learner = objective_learner(r);
     if (!status) status = kept_state(r->ctx, &r->optim, state, learner->elements);

@@ -587,7 +587,6 @@ static void test_shards(void) {
 static void test_model_open(seqpar_llama *model, const seqpar_llama_config *config) {
     const seqpar_adapter_desc adapter = {2, 1, SEQPAR_ADAPT_ALL};
     seqpar_llama adapters;
-    seqpar_optim optim;
     REFUSED_SILENTLY("ctx", seqpar_llama_open(NULL, model, config));
     REFUSED("model", seqpar_llama_open(&ctx, NULL, config));
     REFUSED("config", seqpar_llama_open(&ctx, model, NULL));
@@ -609,9 +608,9 @@ static void test_model_open(seqpar_llama *model, const seqpar_llama_config *conf
     REFUSED("model", seqpar_llama_gather(&ctx, NULL));
     ABORTS("ctx", seqpar_llama_drop(NULL, model));
     ABORTS("model", seqpar_llama_drop(&ctx, NULL));
-    REFUSED_SILENTLY("ctx", seqpar_llama_step_end(NULL, model, &optim, 0.1));
-    REFUSED("model", seqpar_llama_step_end(&ctx, NULL, &optim, 0.1));
-    REFUSED("optim", seqpar_llama_step_end(&ctx, model, NULL, 0.1));
+    int64_t elements;
+    ABORTS("model", seqpar_llama_trainable(NULL, &elements));
+    ABORTS("elements", seqpar_llama_trainable(model, NULL));
     REFUSED_SILENTLY("ctx", seqpar_llama_read(NULL, model, doubles[0], 0, 0, 1));
     REFUSED("model", seqpar_llama_read(&ctx, NULL, doubles[0], 0, 0, 1));
     REFUSED("values", seqpar_llama_read(&ctx, model, NULL, 0, 0, 1));

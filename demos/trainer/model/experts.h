@@ -9,7 +9,7 @@
 #include "seqpar_llama.h"
 
 typedef struct {
-    bool on; /* in this step */
+    bool on; /* the steps have this loss */
     int64_t *chosen;
     /* (experts) [i]: derivative of the loss by a token's probability of expert i */
     double *slopes;
@@ -47,15 +47,19 @@ static inline seqpar_status demo_experts_count(seqpar_ctx *ctx, demo_experts *e,
     return status ? status : seqpar_comm_sum_i64(ctx->world, e->chosen, experts);
 }
 
-/* After seqpar_step_begin. coefficient 0: there is no such loss. */
+/* Has a step of this model such a loss? If not, nothing else here is called. */
+static inline bool demo_experts_balanced(const seqpar_llama *model, double coefficient) {
+    return coefficient > 0 && model->config.experts > 0;
+}
+
+/* After seqpar_step_begin. */
 static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
                                                seqpar_llama *model, seqpar_optim *optim,
                                                const seqpar_row *rows, int64_t micro_batches,
                                                const seqpar_llama_batch_desc *run,
                                                double coefficient) {
     int64_t experts = model->config.experts;
-    e->on = coefficient > 0 && experts > 0;
-    if (!e->on) return SEQPAR_OK;
+    e->on = true;
     if (!e->chosen) e->chosen = (int64_t *)demo_alloc(experts, sizeof *e->chosen);
     if (!e->slopes) e->slopes = (double *)demo_alloc(experts, sizeof *e->slopes);
     arrsetlen(e->leaf, 0);
@@ -86,15 +90,14 @@ static inline seqpar_status demo_experts_backward(seqpar_ctx *ctx, demo_experts 
                                                   seqpar_llama *model, seqpar_llama_batch *b,
                                                   seqpar_optim *optim, int64_t micro,
                                                   const seqpar_vocab_seeds *seeds) {
-    b->balance = e->on ? e->slopes : NULL;
+    b->balance = e->slopes;
     seqpar_status status = seqpar_llama_backward(ctx, model, b, optim, micro, seeds);
-    if (!status && e->on) demo_experts_add(ctx, e, b);
+    if (!status) demo_experts_add(ctx, e, b);
     return status;
 }
 
 /* Sums the loss, after the backward passes of all micro-batches. Collective over the world. */
 static inline seqpar_status demo_experts_end(seqpar_ctx *ctx, demo_experts *e) {
-    return e->on ? seqpar_sum_pieces(ctx, &e->loss, e->leaf, e->value, arrlen(e->leaf), 1)
-                 : SEQPAR_OK;
+    return seqpar_sum_pieces(ctx, &e->loss, e->leaf, e->value, arrlen(e->leaf), 1);
 }
 #endif

@@ -120,8 +120,7 @@ static seqpar_status demo_kd_rows(demo_rank *r, demo_window *w, int64_t first, i
     if (!status && micro >= 0)
         status = demo_kd_seeds(r, &b, w->batch.counts.supervised, &buffers, &seeds, &teacher);
     if (!status && micro >= 0)
-        status = demo_experts_backward(&r->ctx, &r->experts, &r->model, &b, &r->optim, micro,
-                                       &seeds);
+        status = demo_backward(&r->ctx, &r->experts, &r->model, &b, &r->optim, micro, &seeds);
     if (!status) status = demo_kd_sums(r, &b, rows, w);
     demo_seeds_free(r, &buffers);
     seqpar_llama_close_batch(&r->ctx, teacher.model, &taught);

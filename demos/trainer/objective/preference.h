@@ -239,8 +239,7 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
                                             demo_value_dtype(r, &r->model));
     seeds.dlogp = buffers.part[0].data;
     if (!status)
-        status = demo_experts_backward(&r->ctx, &r->experts, &r->model, b, &r->optim, micro,
-                                       &seeds);
+        status = demo_backward(&r->ctx, &r->experts, &r->model, b, &r->optim, micro, &seeds);
     demo_seeds_free(r, &buffers);
     free(host);
     return status;

@@ -232,8 +232,7 @@ static seqpar_status demo_prm_rows(demo_rank *r, demo_window *w, int64_t first, 
     if (!status && micro >= 0)
         status = demo_prm_seeds(r, &m, w->batch.counts.supervised, &buffers, &seeds);
     if (!status && micro >= 0)
-        status = demo_experts_backward(&r->ctx, &r->experts, &r->model, &m.b, &r->optim, micro,
-                                       &seeds);
+        status = demo_backward(&r->ctx, &r->experts, &r->model, &m.b, &r->optim, micro, &seeds);
     if (!status) status = demo_prm_sums(r, &m, rows, w);
     demo_seeds_free(r, &buffers);
     demo_prm_micro_close(r, &m);

@@ -150,8 +150,7 @@ static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, 
     if (!status && micro < 0) status = seqpar_llama_values(&r->ctx, &r->model, &b);
     if (!status && micro >= 0) status = demo_sft_seeds(r, &b, &sft, &buffers, &seeds);
     if (!status && micro >= 0)
-        status = demo_experts_backward(&r->ctx, &r->experts, &r->model, &b, &r->optim, micro,
-                                       &seeds);
+        status = demo_backward(&r->ctx, &r->experts, &r->model, &b, &r->optim, micro, &seeds);
     if (!status) status = demo_sft_sums(r, &b, rows, &sft, w);
     demo_seeds_free(r, &buffers);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);

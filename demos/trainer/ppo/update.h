@@ -322,8 +322,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     if (demo_ppo_options(r)->entropy_loss_coef > 0 && !u->model->config.score)
         seeds.dentropy = buffers.part[1].data;
     if (!status)
-        status = demo_experts_backward(&r->ctx, u->experts, u->model, &b, u->optim, index,
-                                       &seeds);
+        status = demo_backward(&r->ctx, u->experts, u->model, &b, u->optim, index, &seeds);
     demo_seeds_free(r, &buffers);
     free(host);
     seqpar_llama_close_batch(&r->ctx, u->model, &b);
@@ -360,21 +359,23 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
     const seqpar_llama_batch_desc run = demo_batch_desc_of(r, 0);
-    if (!status)
+    if (!status && demo_experts_balanced(u->model, r->job->config.aux_loss_coef))
         status = demo_experts_begin(&r->ctx, u->experts, u->model, u->optim, u->w->batch.row,
                                     accumulation, &run, r->job->config.aux_loss_coef);
     for (int64_t i = 0; !status && i < accumulation; i++) status = demo_update_micro(u, i);
     if (!status)
         status = seqpar_sum_pieces(&r->ctx, means, u->leaf, u->sums, arrlen(u->leaf),
                                    UPDATE_COLUMNS);
-    if (!status) status = demo_experts_end(&r->ctx, u->experts);
+    if (!status && u->experts->on) status = demo_experts_end(&r->ctx, u->experts);
     if (!status && !(fabs(means[LOSS_OF] + means[PRETRAINING_LOSS]) <= 1e300))
         status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
                              "step %lld: the loss of the %s is %g; lower its learning rate",
                              (long long)r->step + 1,
                              u->model->config.score ? "critic" : "actor",
                              means[LOSS_OF] + means[PRETRAINING_LOSS]);
-    if (!status) status = seqpar_llama_step_end(&r->ctx, u->model, u->optim, lr);
+    int64_t elements;
+    void *params = seqpar_llama_trainable(u->model, &elements);
+    if (!status) status = seqpar_step_end(&r->ctx, u->optim, params, elements, lr);
     arrfree(u->leaf);
     arrfree(u->sums);
     free(u->text);

@@ -10,7 +10,7 @@
 #include "config.h"
 #include "trainer/data/data.h"
 #include "trainer/objective/definitions.h"
-#include "trainer/model/experts.h"
+#include "trainer/model/backward.h"
 #include "trainer/data/holdout.h"
 #include "trainer/log/logs.h"
 #include "trainer/model/peft.h"

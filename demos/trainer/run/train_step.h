@@ -90,7 +90,7 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
     if (!status)
         status = seqpar_step_begin(&r->ctx, &r->optim, w->batch.row, w->batch.rows, job->layout,
                                    accumulation);
-    if (!status)
+    if (!status && demo_experts_balanced(&r->model, job->config.aux_loss_coef))
         status = demo_experts_begin(&r->ctx, &r->experts, &r->model, &r->optim, w->batch.row,
                                     accumulation, &run, job->config.aux_loss_coef);
     for (int64_t i = 0; !status && i < accumulation; i++) {
@@ -98,8 +98,10 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
         if (!status) status = o->rows(r, w, first, count, i);
     }
     if (!status) status = o->total(r, w, means, &weight);
-    if (!status) status = demo_experts_end(&r->ctx, &r->experts);
-    return status ? status : seqpar_llama_step_end(&r->ctx, &r->model, &r->optim, lr);
+    if (!status && r->experts.on) status = demo_experts_end(&r->ctx, &r->experts);
+    int64_t elements;
+    void *params = seqpar_llama_trainable(&r->model, &elements);
+    return status ? status : seqpar_step_end(&r->ctx, &r->optim, params, elements, lr);
 }
 
 static seqpar_status demo_step(demo_rank *r) {
