@@ -634,8 +634,8 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
         status = objective_step_micro(r, i, kl);
     if (!status) status = objective_columns(r, means);
     int64_t elements;
-    void *params = seqpar_llama_trainable(&r->policy, &elements);
-    if (!status) status = seqpar_step_end(r->ctx, &r->optim, params, elements, t->lr);
+    void *trainable = seqpar_llama_trainable(&r->policy, &elements);
+    if (!status) status = seqpar_step_end(r->ctx, &r->optim, trainable, elements, t->lr);
     if (!status) status = kept_read(r->ctx, &r->optim, gradient, SEQPAR_STATE_GRADIENT);
     const seqpar_llama *learner = objective_learner(r);
     if (!status) status = kept_state(r->ctx, &r->optim, state, learner->elements);

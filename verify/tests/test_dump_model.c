@@ -713,6 +713,50 @@ static void test_gradients(void) {
     test_end("dump_model_nan");
 }
 
+/* The step of a model whose embedding is its head. slow.h has two tables of equal values, and so
+   both gradients of the one table. half 0: the embedding's gradient is its own; 1: that of the
+   head; -1: their sum, as it has to be. */
+static void tied_step(int half) {
+    const slow_tensor *table_of = &table[0], *head = &table[slow_tensors(&config) - 1];
+    int64_t elements = head->rows * head->cols;
+    double *own = gradient + table_of->offset, *other = gradient + head->offset;
+    restart();
+    for (int64_t i = 0; i < elements; i++)
+        own[i] = half < 0 ? own[i] + other[i] : half ? other[i] : own[i];
+    how.without = head->name;
+}
+
+static void test_tied(void) {
+    static const char *const uses[] = {"as the embedding alone", "as the head alone"};
+    const slow_tensor *first = &table[0], *head = &table[slow_tensors(&config) - 1];
+    int64_t elements = head->rows * head->cols;
+    double *before = slow_allocate(elements, sizeof *before);
+    test_expect(!strcmp(first->name, "model.embed_tokens.weight") &&
+                    !strcmp(head->name, "lm_head.weight"),
+                "the tables are %s and %s", first->name, head->name);
+    memcpy(before, parameters + head->offset, (size_t)elements * sizeof *before);
+    memcpy(parameters + head->offset, parameters + first->offset,
+           (size_t)elements * sizeof *before);
+    how.without = head->name;
+    write_model(", \"tie_word_embeddings\": true");
+    tied_step(-1);
+    expect(0, "right: places", "gradients right");
+    test_end("dump_model_tied");
+    for (int half = 0; half < 2; half++) {
+        tied_step(half);
+        expect(1, "wrong: tables_untied places", uses[half]);
+        test_end("dump_model_untied_%d", half);
+    }
+    tied_step(0);
+    gradient[first->offset] *= 1.01; /* of no use alone */
+    expect(1, "wrong: unknown places", "10 of 11 tensors");
+    test_end("dump_model_untied_not");
+    memcpy(parameters + head->offset, before, (size_t)elements * sizeof *before);
+    how.without = NULL;
+    write_model("");
+    free(before);
+}
+
 static void test_pairs(void) {
     static const char *const names[] = {"", "one of sigmoid_of_parts, log_probs_of_one_rank",
                                         "log_probs_averaged", "reference_missing"};
@@ -1030,6 +1074,7 @@ int main(int argc, char **argv) {
     write_model("");
     TEST(test_right());
     TEST(test_gradients());
+    TEST(test_tied());
     TEST(test_pairs());
     TEST(test_objectives());
     TEST(test_one_row());

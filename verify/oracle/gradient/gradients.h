@@ -9,6 +9,7 @@
 #include "factors.h"
 #include "gradient_pairs.h"
 #include "gradient_weights.h"
+#include "tied_table.h"
 
 /* more: NULL, or receives the compared gradients and the limit. 0, or -1 with the error of one
    of the dumps. */
@@ -27,6 +28,7 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
         else
             judge_factors(&c);
         if (s->v.kind == VERDICT_WRONG && !s->v.count) status = judge_shares(&c);
+        if (!status && s->v.kind == VERDICT_WRONG && !s->v.count) status = name_tied_table(&c);
         if (s->v.kind == VERDICT_RIGHT) judge_small_ones(&c);
     }
     if (s->judged && c.missing)
@@ -166,12 +168,6 @@ static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
     arrput(c->each, one);
     free(got);
     return 0;
-}
-
-static inline int is_in_no_file(const dump *d, const char *name) {
-    for (int64_t r = 0; r < d->world; r++)
-        if (seqpar_safetensors_find(d->ranks[r].file, name)) return 0;
-    return 1;
 }
 
 static inline int add_reduced(void *user, const char *parameter) {

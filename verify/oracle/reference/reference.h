@@ -181,6 +181,13 @@ static inline int reference_open(reference *f, dump *d, const char *folder, cons
     return status ? status : reference_model(f, folder, adapter);
 }
 
+/* NULL: the model has no such tensor. */
+static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {
+    for (int64_t i = 0; i < f->model.tensor_count; i++)
+        if (!strcmp(f->model.tensors[i].name, name)) return &f->model.tensors[i];
+    return NULL;
+}
+
 /* ---- a step ---- */
 
 /* A row as seqpar.h takes it: one document, since reference_attention.h masks the dump's

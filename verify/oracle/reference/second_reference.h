@@ -70,12 +70,6 @@ static inline void second_config(second *s) {
     s->config.topk_norm = c->topk_norm != 0;
 }
 
-static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {
-    for (int64_t i = 0; i < f->model.tensor_count; i++)
-        if (!strcmp(f->model.tensors[i].name, name)) return &f->model.tensors[i];
-    return NULL;
-}
-
 /* From the layout of the model's elements to that of slow.h. */
 static inline void second_order(const second *s, double *to, const double *from) {
     for (int64_t i = 0; i < slow_tensors(&s->config); i++) {

@@ -11,6 +11,7 @@
 #include "model_ways.h"
 #include "oracle/gradient/objective_seeds.h"
 #include "second_reference.h"
+#include "tied_halves.h"
 #include "oracle/gradient/step.h"
 
 typedef struct truth {
@@ -442,6 +443,29 @@ static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
     return 0;
 }
 
+/* Names a table that is embedding and head, with the gradient of one use alone. 0, or -1 with
+   d->error. */
+static inline int name_tied_half(truth *t, verdict *v, gradient_check *c, const double *right,
+                                 const seed_set *seeds) {
+    static const char *const uses[] = {"embedding", "head"};
+    reference untied = {.d = NULL};
+    double *half = (double *)malloc((size_t)t->exact.model.elements * sizeof *half);
+    int status = half && seed_set_make((seed_set *)seeds, SEEDS_RIGHT) ? 0 : -1;
+    if (!status) status = untied_open(&untied, &t->exact);
+    if (!status) status = reference_gradient(&untied, &right_way, seeds->of);
+    for (int use = 0; !status && use < 2; use++) {
+        tied_half(&t->exact, &untied, right, use, half);
+        status = compare_gradients(t, t->got, half, c);
+        if (status || !(distance_from(&c->all, 1) <= t->gradient_limit)) continue;
+        verdict_name(v, mistake_named("tables_untied"));
+        verdict_say(v, "%s has the gradient of its use as the %s alone", tied_embedding,
+                    uses[use]);
+    }
+    if (untied.d) reference_close(&untied);
+    free(half);
+    return status;
+}
+
 /* A wrong gradient that no mistake explains is insufficient if PPO ratios lie at the clip's
    edge, where rounding turns a token's gradient on or off. */
 static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *seeds) {
@@ -482,6 +506,8 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     s->v.count = s->v.all = 0;
     bar_begin("mistakes in gradients", (seed_ways(t->d) + WRONG_WAYS - 1) * t->exact.count);
     status = name_gradient_ways(t, &s->v, c, right, seeds);
+    if (!status && !s->v.count && has_tied_table(&t->exact) && !t->adapter)
+        status = name_tied_half(t, &s->v, c, right, seeds);
     bar_end();
     if (status) return -1;
     if (s->v.count == 1) name_way_factor(c, &s->v);

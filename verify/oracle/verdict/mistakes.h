@@ -174,6 +174,20 @@ static const mistake mistakes[] = {
      .example = "Two replicas of two ranks, g = 3, 1 and 5, 8: right 17 on all, got 8 on ranks "
                 "0 and 2, 9 on ranks 1 and 3.",
      .fix = "Reduce over the group of all ranks, dp and sp."},
+    {.name = "tables_untied",
+     .family = "scale",
+     .symptom = "loss and log-probs of the first step are right, the embedding's gradient is "
+                "not; embedding and head drift apart, and a resumed run starts from another "
+                "loss",
+     .cause = "The model's embedding is its head (tie_word_embeddings), but sharding, meta "
+              "loading or a checkpoint made two tensors of them, and each gets the gradient "
+              "of its own use.",
+     .right = "g_table = g_embedding + g_head",
+     .wrong = "g_embedding = that of the embedding alone, or of the head alone",
+     .example = "g_embedding = 3, g_head = 4: right 7 for both, got 3 and 4.",
+     .fix = "Tie the two again after sharding and loading, and check that both are the same "
+            "memory; or add the two gradients before the optimizer.",
+     .seen = "Automodel 2511, 2571; verl 7834, 7835; UniRL 71"},
     {.name = "norm_of_part",
      .family = "step",
      .symptom = "ranks show different gradient norms, all too small; clipping sets in late",

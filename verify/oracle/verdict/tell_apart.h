@@ -48,6 +48,7 @@ static const struct {
      "rows of several documents, with cuts between ranks inside trained text"},
     {" never_synchronised replicas_not_reduced sequence_not_reduced ",
      "different tokens on each rank and replica"},
+    {" tables_untied ", "a model whose embedding is its head, and --model"},
     {" norm_of_part norms_added norm_counts_copies norm_after_clip not_clipped "
      "clip_by_own_norm clip_before_reduction ",
      "a norm above max_norm, and ranks whose own norms differ"},
