@@ -127,7 +127,9 @@ class Dump:
     """What one rank did. The file appears, whole, when step() is called.
 
     rank, world         this rank, and how many there are; rank r is member r % sp of replica r / sp
-    sp                  ranks that share a sequence
+    sp                  ranks that share a sequence. If a step splits its sequences over different numbers of ranks:
+                        the largest such number, each row a micro-batch, and empty arrays on a rank that holds
+                        nothing of it
     accumulation        micro-batches of the step, on this rank; the same number on every rank
     objective           sft, dpo, rm, kto, ppo, or value for PPO's critic
     beta                DPO and KTO

@@ -19,6 +19,7 @@ typedef struct scene {
     int32_t ids[RANKS][MICRO][TOKENS], index[RANKS][MICRO][TOKENS];
     int32_t labels[RANKS][MICRO][TOKENS];
     int64_t tokens;                          /* of a rank and micro-batch */
+    int64_t held[MICRO];                     /* how many ranks of a replica hold its row */
     double sum[RANKS][MICRO][TENSORS][SIZE]; /* gradient of a rank's sum of losses */
     double weight[RANKS][MICRO];             /* of them in the step that is dumped */
     double reducer;                          /* times all */
@@ -51,14 +52,15 @@ static double count_all(void) { return count_over(0, s.world, 0, s.accumulation)
    one. */
 static void set_labels(int64_t r, int64_t a) {
     for (int64_t q = r % s.sp ? r - 1 : r; q <= r; q++) {
-        int64_t n = 2 + (q + 2 * a) % 5, last = q % s.sp == s.sp - 1;
+        int64_t n = 2 + (q + 2 * a) % 5, last = q % s.sp == s.held[a] - 1;
         if (q == r && !last) continue;
         for (int64_t t = s.tokens - n - last; t < s.tokens - last; t++)
             s.labels[q][a][t] = t + 1 < s.tokens ? s.ids[q][a][t + 1] : s.ids[q + 1][a][0];
     }
 }
 
-static void make(int64_t sp, int64_t dp, int64_t accumulation) {
+/* uneven: only the first row of a replica is split over all its ranks. */
+static void make_split(int64_t sp, int64_t dp, int64_t accumulation, int uneven) {
     memset(&s, 0, sizeof s);
     s.sp = sp;
     s.dp = dp;
@@ -67,6 +69,7 @@ static void make(int64_t sp, int64_t dp, int64_t accumulation) {
     s.tokens = 7;
     s.with_local = s.rows_apart = 1;
     s.reducer = 1;
+    for (int64_t a = 0; a < accumulation; a++) s.held[a] = a && uneven ? a : sp;
     for (int64_t r = 0; r < s.world; r++)
         for (int64_t a = 0; a < accumulation; a++) {
             for (int64_t t = 0; t < s.tokens; t++) {
@@ -74,6 +77,7 @@ static void make(int64_t sp, int64_t dp, int64_t accumulation) {
                 s.ids[r][a][t] = (int32_t)test_integer(0, 500); /* 0 is a token, too */
                 s.labels[r][a][t] = -100;
             }
+            if (r % sp >= s.held[a]) continue; /* it holds nothing of the row */
             set_labels(r, a); /* of the rank before, which ends in this one's first token */
             for (int i = 0; i < TENSORS * SIZE; i++)
                 s.sum[r][a][i / SIZE][i % SIZE] = 0.01 * (double)test_integer(-90, 90) *
@@ -81,6 +85,10 @@ static void make(int64_t sp, int64_t dp, int64_t accumulation) {
         }
     for (int64_t r = 0; r < s.world; r++)
         for (int64_t a = 0; a < accumulation; a++) s.weight[r][a] = 1 / count_all();
+}
+
+static void make(int64_t sp, int64_t dp, int64_t accumulation) {
+    make_split(sp, dp, accumulation, 0);
 }
 
 /* Rank r's own gradient of tensor i: of head from its own loss; of embed a third comes from the
@@ -130,12 +138,13 @@ static void put(page *p, const char *name, const void *data, int is_number, int6
 
 static void put_row(page *p, const char *micro, int64_t r, int64_t a) {
     char name[32];
+    int64_t n = r % s.sp < s.held[a] ? s.tokens : 0;
     snprintf(name, sizeof name, "%s.index", micro);
-    put(p, name, s.index[r][a], 0, s.tokens);
+    put(p, name, s.index[r][a], 0, n);
     snprintf(name, sizeof name, "%s.ids", micro);
-    put(p, name, s.ids[r][a], 0, s.tokens);
+    put(p, name, s.ids[r][a], 0, n);
     snprintf(name, sizeof name, "%s.labels", micro);
-    put(p, name, s.labels[r][a], 0, s.tokens);
+    put(p, name, s.labels[r][a], 0, n);
 }
 
 static void save(page *p, const char *folder, int64_t rank, int64_t world, int64_t sp,
@@ -192,8 +201,9 @@ static void write_want(int64_t q, int64_t rows) {
     static page p;
     static int32_t whole[3][RANKS * TOKENS];
     int64_t row = rows - 1 - q, d = row / s.accumulation, a = row % s.accumulation;
+    int64_t tokens = s.held[a] * s.tokens;
     memset(&p, 0, sizeof p);
-    for (int64_t t = 0; t < s.sp * s.tokens; t++) {
+    for (int64_t t = 0; t < tokens; t++) {
         int64_t r = d * s.sp + t / s.tokens;
         whole[0][t] = (int32_t)t;
         whole[1][t] = s.ids[r][a][t % s.tokens];
@@ -201,9 +211,9 @@ static void write_want(int64_t q, int64_t rows) {
     }
     for (int i = 0; i < TENSORS * SIZE; i++)
         p.numbers[TENSORS + i / SIZE][i % SIZE] = row_of(d, a, i / SIZE, i % SIZE, 1);
-    put(&p, "0.index", whole[0], 0, s.sp * s.tokens);
-    put(&p, "0.ids", whole[1], 0, s.sp * s.tokens);
-    put(&p, "0.labels", whole[2], 0, s.sp * s.tokens);
+    put(&p, "0.index", whole[0], 0, tokens);
+    put(&p, "0.ids", whole[1], 0, tokens);
+    put(&p, "0.labels", whole[2], 0, tokens);
     if (rows == 1) p.count = 0;
     put_gradients(&p, 1);
     save(&p, WANTED, q, rows, 1, 1);
@@ -343,6 +353,34 @@ static void test_places(void) {
     expect_named("places", "mean_of_means", "a mean of places");
 }
 
+/* Sequences of a step that are split over 3, 1 and 2 of the ranks, and over 5, 1 and 2. */
+static void test_uneven(void) {
+    static const int64_t sizes[] = {3, 5};
+    for (int i = 0; i < 4; i++) {
+        int64_t sp = sizes[i / 2];
+        make_split(sp, 2 - i / 2, 3, 1);
+        s.with_local = i % 2;
+        expect(0, "right", "gradients right");
+        test_end("dump_shares_uneven_right_P%lld", (long long)sp);
+        for (int over = 0; over < 2; over++) {
+            for (int64_t r = 0; r < s.world; r++)
+                for (int64_t a = 0; a < 3; a++)
+                    s.weight[r][a] = pow((double)s.held[a], over ? -1 : 1) / count_all();
+            /* the wanted dump's local. tensors show it */
+            s.with_local = 1;
+            expect_named("uneven", over ? "over_sp" : "times_sp",
+                         over ? "over the number of ranks that hold it"
+                              : "times the number of ranks that hold it");
+            s.reducer = 1.37;
+            expect_named("uneven_scaled", "unknown", "the dump does");
+            s.reducer = 1;
+        }
+        make_split(sp, 2 - i / 2, 3, 1);
+        weigh(ROW_MEANS, 1);
+        expect_named("uneven_rows", "mean_of_means", "a mean of rows' means");
+    }
+}
+
 static void test_tied(void) {
     static const int64_t shapes[][3] = {{1, 1, 1}, {3, 2, 2}, {2, 1, 1}};
     for (int i = 0; i < 3; i++) {
@@ -389,6 +427,7 @@ int main(int argc, char **argv) {
     TEST(test_rows());
     TEST(test_ranks());
     TEST(test_places());
+    TEST(test_uneven());
     TEST(test_tied());
     TEST(test_counts());
     return test_summary();

@@ -70,11 +70,13 @@ static inline void products_solve(const share_products *p, int64_t n, double *w)
 typedef struct share_row {
     uint64_t key; /* hash of documents and ids */
     double count; /* supervised labels */
+    double ranks; /* that hold a token of it */
 } share_row;
 
 typedef struct share_rows {
     share_row *of;      /* (replicas, accumulation) */
     double *by_rank;    /* (world) labels */
+    char *holds;        /* (world) scratch of row_ranks */
     double all, tokens; /* labels; tokens, with a label or not */
     int64_t replicas, accumulation;
     int has_labels, has_ids;
@@ -83,6 +85,7 @@ typedef struct share_rows {
 static inline void share_rows_free(share_rows *s) {
     free(s->of);
     free(s->by_rank);
+    free(s->holds);
 }
 
 static inline uint64_t share_mix(uint64_t key, uint64_t x) {
@@ -106,6 +109,17 @@ static inline void share_row_add(share_rows *s, int64_t at, const dump_row *row)
     }
 }
 
+/* How many ranks hold a token of the row. holds (world): all 0, before and after. */
+static inline double row_ranks(const dump_row *row, char *holds) {
+    double ranks = 0;
+    for (int64_t t = 0; t < row_end(row); t++) {
+        ranks += !holds[row->rank[t]];
+        holds[row->rank[t]] = 1;
+    }
+    for (int64_t t = 0; t < row_end(row); t++) holds[row->rank[t]] = 0;
+    return ranks;
+}
+
 /* 0, or -1 with d->error. To be freed in either case. */
 static inline int share_rows_read(dump *d, share_rows *s) {
     *s = (share_rows){.replicas = d->world / d->sp,
@@ -114,7 +128,8 @@ static inline int share_rows_read(dump *d, share_rows *s) {
                       .has_ids = 1};
     s->of = (share_row *)calloc((size_t)(s->replicas * s->accumulation), sizeof *s->of);
     s->by_rank = (double *)calloc((size_t)d->world, sizeof *s->by_rank);
-    if (!s->of || !s->by_rank) {
+    s->holds = (char *)calloc((size_t)d->world, 1);
+    if (!s->of || !s->by_rank || !s->holds) {
         seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for rows");
         return -1;
     }
@@ -123,6 +138,7 @@ static inline int share_rows_read(dump *d, share_rows *s) {
         dump_places found;
         int status = dump_read_row(d, i / d->accumulation, i % d->accumulation, &row, &found);
         if (!status) share_row_add(s, i, &row);
+        if (!status) s->of[i].ranks = row_ranks(&row, s->holds);
         dump_row_free(&row);
         if (status) return -1;
     }
@@ -145,9 +161,9 @@ static inline double share_micro_count(const share_rows *s, int64_t micro) {
 /* ---- weights of the shares, by mistake ---- */
 
 /* groups: how many means are averaged, 0: rows are lost; filled: how many of them have a
-   token. */
+   token. scale: a mistake that gives each row its own factor; NULL: none does. */
 typedef struct share_form {
-    const char *of;
+    const char *of, *scale;
     double w[SHARES];
     double groups, filled;
 } share_form;
@@ -224,6 +240,14 @@ static inline void name_lost(const gradient_check *c, const share_form *form, do
     if (v->count > 1 || one.kind != VERDICT_WRONG || one.count != 1) return;
     verdict_name(v, one.named[0]);
     v->all = v->count > 1;
+}
+
+/* Each row has the factor of a step whose sequences are all split over that row's ranks. */
+static inline void name_own_scale(const gradient_check *c, const share_form *form,
+                                  double factor, verdict *v) {
+    if (fabs(factor - 1) > c->tolerance) return;
+    verdict_name(v, mistake_named(form->scale));
+    verdict_say(v, "%s: of each row %s", form->scale, form->of);
 }
 
 /* ---- rows of the wanted dump ---- */
@@ -319,6 +343,24 @@ static inline void row_forms(share_forms *f, const share_rows *got, const int64_
     }
 }
 
+/* Sequences of a step may be split over different numbers of ranks. */
+static inline void row_scales(share_forms *f, const share_rows *got, const int64_t *row) {
+    share_form *times, *over;
+    int64_t differ = 0;
+    for (int64_t q = 1; q < f->shares; q++)
+        differ += got->of[row[q]].ranks != got->of[row[0]].ranks;
+    if (!differ) return;
+    times = form_begin(f, "times the number of ranks that hold it", 0);
+    over = form_begin(f, "over the number of ranks that hold it", 0);
+    times->scale = "times_sp";
+    over->scale = "over_sp";
+    for (int64_t q = 0; q < f->shares; q++) {
+        double ranks = got->of[row[q]].ranks;
+        times->w[q] = ranks;
+        over->w[q] = ranks > 0 ? 1 / ranks : 0;
+    }
+}
+
 /* 1: something was named. -1 with the error of one of the dumps. */
 static inline int judge_want_shares(gradient_check *c, const share_rows *got) {
     int64_t row[SHARES];
@@ -331,12 +373,17 @@ static inline int judge_want_shares(gradient_check *c, const share_rows *got) {
     if (!share_rows_read(c->want, &want)) fits = match_rows(got, &want, row);
     if (c->want->error.status) status = -1;
     if (!status && fits) status = each_parameter(c->want, "grad.", add_want_shares, &s);
-    if (!status && fits && !s.missing) row_forms(&f, got, row, &c->d->facts);
+    if (!status && fits && !s.missing) {
+        row_forms(&f, got, row, &c->d->facts);
+        row_scales(&f, got, row);
+    }
     for (int i = 0; i < f.count && !status; i++) {
         likeness l = products_like(&s.products, f.form[i].w, f.shares);
         double distance = distance_from(&l, own_factor(&l));
         if (!(distance <= c->tolerance)) continue;
-        if (f.form[i].groups > 0)
+        if (f.form[i].scale)
+            name_own_scale(c, &f.form[i], own_factor(&l), v);
+        else if (f.form[i].groups > 0)
             name_means_of(c, &f.form[i], own_factor(&l), distance, v);
         else
             name_lost(c, &f.form[i], own_factor(&l), v);

@@ -5,7 +5,8 @@
 #define ORACLE_TIED_HALVES_H
 #include "reference.h"
 
-static const char tied_embedding[] = "model.embed_tokens.weight", tied_head[] = "lm_head.weight";
+static const char tied_embedding[] = "model.embed_tokens.weight",
+                  tied_head[] = "lm_head.weight";
 
 /* Copies the weights of f; the head gets the embedding's. 0, or -1 with d->error. */
 static inline int untied_weights(reference *to, const reference *f) {
