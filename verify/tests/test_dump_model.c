@@ -14,6 +14,7 @@
 #define FOLDER "build/test_dump_model.d"
 #define MODEL  "build/test_dump_model.m"
 #define LORA   "build/test_dump_model.a"
+enum { SMOOTHING, Z_LOSS, ENTROPY, TERMS };
 enum { SP = 2, DP = 2, MICRO = 2, ROWS = DP * MICRO, WORLD = SP * DP, DOCS = 3, MOST = 29 };
 static const slow_config config = {.layers = 1,
                                    .hidden = 8,
@@ -51,6 +52,8 @@ static struct {
     double loss[WORLD];
     int with_loss;
     double scale;
+    double terms[TERMS]; /* of the metadata: label_smoothing, z_loss, entropy_coef */
+    int left_out;        /* 1 + the term that the gradient lacks */
 } how;
 
 /* ---- the step ---- */
@@ -366,8 +369,31 @@ static slow_problem problem_of(void) {
                           .objective = {.count = INFINITY}};
 }
 
+static double term(int i) { return how.left_out == 1 + i ? 0 : how.terms[i]; }
+
+/* SFT: slow.h's own smoothing and z loss, of tokens weighted by minus their seeds. PPO: the
+   entropy of every supervised token, with minus its coefficient over their number. */
+static void add_terms(slow_problem *p) {
+    static double of_token[ROWS * SP][MOST];
+    int sft = how.terms[SMOOTHING] > 0 || how.terms[Z_LOSS] > 0;
+    if (sft) p->objective = (slow_objective){term(SMOOTHING), term(Z_LOSS), 1, 0};
+    for (int64_t i = 0; i < slow.n && (sft || how.terms[ENTROPY] > 0); i++) {
+        for (int64_t t = 0; t < slow.row[i].tokens; t++)
+            of_token[i][t] = sft ? -slow.seeds[i][t]
+                             : slow.targets[i][t] == SLOW_IGNORED
+                                 ? 0
+                                 : -term(ENTROPY) / counted(in_all, 0);
+        if (sft)
+            slow.row[i].weights = of_token[i];
+        else
+            slow.row[i].entropy_seeds = of_token[i];
+        if (sft) slow.row[i].logp_seeds = NULL;
+    }
+}
+
 static void run_slow(void) {
     slow_problem p = problem_of();
+    add_terms(&p);
     double lse[MOST], entropy[MOST];
     slow_gradient(&p, parameters, gradient);
     for (int64_t i = 0; i < slow.n; i++)
@@ -613,8 +639,10 @@ static void put_micro(int64_t rank, int64_t a) {
 
 static void write_dump(void) {
     double *scaled = slow_allocate(count, sizeof *scaled);
+    char terms[TERMS][24];
     if (system("rm -rf " FOLDER)) exit(1);
     mkdir(FOLDER, 0777);
+    for (int i = 0; i < TERMS; i++) snprintf(terms[i], sizeof terms[i], "%g", how.terms[i]);
     for (int64_t i = 0; i < count; i++) scaled[i] = gradient[i] * how.scale;
     for (int64_t r = 0; r < row_count / micro_count * SP; r++) {
         char text[24], path[64];
@@ -625,7 +653,10 @@ static void write_dump(void) {
                                            {"accumulation", row_count > 1 ? "2" : "1"},
                                            {"objective", how.objective},
                                            {"beta", "0.3"},
-                                           {"kl_coef", "0.05"}};
+                                           {"kl_coef", "0.05"},
+                                           {"label_smoothing", terms[SMOOTHING]},
+                                           {"z_loss", terms[Z_LOSS]},
+                                           {"entropy_coef", terms[ENTROPY]}};
         snprintf(text, sizeof text, "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
@@ -635,7 +666,7 @@ static void write_dump(void) {
         else
             put_tensors("grad.", scaled);
         if (how.with_loss) put("loss", &how.loss[r], SEQPAR_SAFETENSORS_F64, 1, 0);
-        save(path, pairs, 8);
+        save(path, pairs, sizeof pairs / sizeof *pairs);
     }
     free(scaled);
 }
@@ -857,6 +888,39 @@ static void test_objectives(void) {
 }
 
 /* How often the name stands in the verdict as JSON: once for all, once for each stage. */
+/* Options that add a term to the loss: right; left out; with a mean of means. */
+static void test_terms(void) {
+    static const struct {
+        double terms[TERMS];
+        const char *left[TERMS]; /* what is said if the term is left out; NULL: it is 0 */
+    } cases[] = {{{.1, 0, 0}, {"label_smoothing 0 gives them", NULL, NULL}},
+                 {{0, .01, 0}, {NULL, "z_loss 0 gives them", NULL}},
+                 {{.2, .03, 0}, {"label_smoothing 0 gives", "z_loss 0 gives them", NULL}},
+                 {{0, 0, .04}, {NULL, NULL, "entropy_coef 0 gives them"}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int left = -1; left <= TERMS; left++) {
+            int by_rank = left == TERMS, ppo = cases[i].terms[ENTROPY] > 0;
+            if (left >= 0 && !by_rank && !cases[i].left[left]) continue;
+            if (by_rank && ppo) continue;
+            restart();
+            memcpy(how.terms, cases[i].terms, sizeof how.terms);
+            how.left_out = by_rank ? 0 : left + 1;
+            if (by_rank) seed_means(in_rank, WORLD);
+            if (ppo) how.objective = "ppo";
+            if (ppo)
+                wrong_step(NOTHING_WRONG);
+            else
+                right_step();
+            if (left < 0)
+                expect(0, "right: places", "gradients right");
+            else if (by_rank)
+                expect_named("mean_of_means", "log-probs right");
+            else
+                expect_named("option_not_applied", cases[i].left[left]);
+            test_end("dump_model_terms_%d_%d", (int)i, left);
+        }
+}
+
 static int times_named(const char *name) {
     char command[200];
     int times = -1;
@@ -1077,6 +1141,7 @@ int main(int argc, char **argv) {
     TEST(test_tied());
     TEST(test_pairs());
     TEST(test_objectives());
+    TEST(test_terms());
     TEST(test_one_row());
     TEST(test_forward());
     TEST(test_packing_unknown());

@@ -68,17 +68,30 @@ static inline void seeds_weigh(seed_set *s) {
             if (is_target(&s->f->rows[i], t)) s->of[i][t] *= s->f->rows[i].weights[t];
 }
 
+/* Writes the tokens' weights, which the loss's terms are made of. */
+static inline void seeds_keep_weights(seed_set *s, int way) {
+    if (!seeds_are_of_tokens(s->f->d)) return;
+    make_mean_seeds(s, way < MEAN_WAYS ? way : SEEDS_RIGHT);
+    seeds_weigh(s);
+    for (int64_t i = 0; i < s->f->count; i++) {
+        size_t bytes = (size_t)(s->f->rows[i].tokens + 1) * sizeof **s->of;
+        memcpy(s->weights[i], s->of[i], bytes);
+        memset(s->of[i], 0, bytes);
+    }
+}
+
 /* Writes the seeds into s->of. 0: the dump lacks something, or the way does not apply, such as
    lost micro-batches in a step of one. */
 static inline int seed_set_make(const seed_set *set, int way) {
     seed_set *s = (seed_set *)set;
     int64_t objective = s->f->d->facts.objective;
     int made = 1;
-    if (objective == DUMP_VALUE || has_terms(&s->f->d->facts)) return 0;
+    if (objective == DUMP_VALUE) return 0;
     if (seed_way_is_of_last(s->f->d, way) && s->f->d->accumulation == 1) return 0;
     if (seed_way_drops_zero(s->f->d, way) && !seeds_have_zero(s)) return 0;
     for (int64_t i = 0; i < s->f->count; i++)
         memset(s->of[i], 0, (size_t)(s->f->rows[i].tokens + 1) * sizeof **s->of);
+    if (has_terms(&s->f->d->facts)) seeds_keep_weights(s, way);
     if (objective == DUMP_SFT)
         make_mean_seeds(s, way);
     else

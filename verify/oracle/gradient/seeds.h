@@ -12,6 +12,7 @@ enum { SEEDS_RIGHT };
 typedef struct seed_set {
     const reference *f;
     double **of;                   /* (rows) each (tokens) */
+    double **weights;              /* the same: minus each token's weight in the loss */
     double *const *logp;           /* (rows) of the policy; of RM, values */
     double *sums, *counts, *other; /* (most) scratch memory by group or document */
     int64_t most;                  /* of groups or documents */
@@ -19,7 +20,9 @@ typedef struct seed_set {
 
 static inline void seed_set_close(seed_set *s) {
     for (int64_t i = 0; s->of && i < s->f->count; i++) free(s->of[i]);
+    for (int64_t i = 0; s->weights && i < s->f->count; i++) free(s->weights[i]);
     free(s->of);
+    free(s->weights);
     free(s->sums);
 }
 
@@ -29,16 +32,18 @@ static inline int seed_set_open(seed_set *s, double *const *logp) {
     int64_t documents = 0;
     s->logp = logp;
     s->of = (double **)calloc((size_t)f->count + 1, sizeof *s->of);
-    for (int64_t i = 0; s->of && i < f->count; i++) {
+    s->weights = (double **)calloc((size_t)f->count + 1, sizeof *s->weights);
+    for (int64_t i = 0; s->of && s->weights && i < f->count; i++) {
         documents += f->rows[i].docs + 1;
         s->of[i] = (double *)calloc((size_t)f->rows[i].tokens + 1, sizeof **s->of);
-        if (!s->of[i]) return -1;
+        s->weights[i] = (double *)calloc((size_t)f->rows[i].tokens + 1, sizeof **s->weights);
+        if (!s->of[i] || !s->weights[i]) return -1;
     }
     s->most = documents * f->d->sp + f->d->world * f->d->accumulation;
     s->sums = (double *)calloc((size_t)(3 * s->most) + 1, sizeof *s->sums);
     s->counts = s->sums ? s->sums + s->most : NULL;
     s->other = s->sums ? s->counts + s->most : NULL;
-    return s->of && s->sums ? 0 : -1;
+    return s->of && s->weights && s->sums ? 0 : -1;
 }
 
 static inline int is_target(const dump_row *row, int64_t t) {

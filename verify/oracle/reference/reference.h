@@ -255,32 +255,70 @@ static inline void reference_read(reference *f, const seqpar_llama_batch *b, int
                            f->device->accumulator);
 }
 
+/* What a term is multiplied by in this reference. */
+static inline double reference_term(const reference *f, int term) {
+    return f->weights && !f->without[term] ? term_factor(&f->d->facts, term) : 0;
+}
+
+/* The seeds of a pass on the device: of log-probs, and of each term. */
+typedef struct pass_seeds {
+    seqpar_buffer logp, term[TERMS];
+} pass_seeds;
+
+static inline int pass_seeds_add(reference *f, seqpar_buffer *to, int64_t tokens, double factor,
+                                 const double *seeds) {
+    int type = f->model.config.score ? f->device->storage : f->device->accumulator;
+    double *scaled = (double *)malloc((size_t)tokens * sizeof *scaled);
+    int status = !scaled || seqpar_buffer_new(&f->ctx, to, tokens * seqpar_dtype_bytes(type),
+                                              SEQPAR_MEM_ACTIVATIONS);
+    for (int64_t t = 0; !status && t < tokens; t++) scaled[t] = factor * seeds[t];
+    if (!status) seqpar_device_write(f->device, to->data, 0, scaled, tokens, type);
+    free(scaled);
+    return status;
+}
+
+/* A token's loss is w ((1 - smoothing) (-logp) + smoothing (-mean_logp) + z lse^2 - entropy),
+   each with its factor; seeds and f->weights have -w. */
+static inline int pass_seeds_open(reference *f, int64_t i, int64_t tokens, const double *seeds,
+                                  pass_seeds *to) {
+    static const double sign[TERMS] = {-1, -1, 1};
+    int status = pass_seeds_add(f, &to->logp, tokens, 1 - reference_term(f, TERM_SMOOTHING),
+                                seeds);
+    for (int k = 0; k < TERMS && !status; k++)
+        if (reference_term(f, k) > 0)
+            status = pass_seeds_add(f, &to->term[k], tokens, sign[k] * reference_term(f, k),
+                                    f->weights[i]);
+    return status;
+}
+
+static inline void pass_seeds_free(reference *f, pass_seeds *s) {
+    if (s->logp.data) seqpar_buffer_free(&f->ctx, &s->logp);
+    for (int k = 0; k < TERMS; k++)
+        if (s->term[k].data) seqpar_buffer_free(&f->ctx, &s->term[k]);
+}
+
 /* seeds NULL: the forward pass of row i, to f->logp[i]. Else both passes, with seeds (tokens)
    for dL/dlogp; f->logp[i] stays. */
 static inline int reference_pass(reference *f, const seqpar_row *row, int64_t i,
                                  const double *seeds) {
     seqpar_attn_kernel kernel = {reference_forward, reference_gradients, f};
     seqpar_llama_batch_desc run = {.kernel = &kernel};
-    seqpar_vocab_seeds given = {.dlogp = NULL};
     seqpar_llama_batch b;
-    seqpar_buffer seed = {.data = NULL};
-    int type = f->model.config.score ? f->device->storage : f->device->accumulator;
+    pass_seeds own = {.logp = {.data = NULL}};
     int status = seqpar_llama_open_batch(&f->ctx, &f->model, &b, row, 1, &run);
     f->row = i;
     f->calls = 0;
-    if (!status && seeds)
-        status = seqpar_buffer_new(&f->ctx, &seed, b.tokens * seqpar_dtype_bytes(type),
-                                   SEQPAR_MEM_ACTIVATIONS);
-    if (!status && seeds) {
-        seqpar_device_write(f->device, seed.data, 0, seeds, b.tokens, type);
-        given.dlogp = seed.data;
-    }
+    if (!status && seeds) status = pass_seeds_open(f, i, b.tokens, seeds, &own);
+    seqpar_vocab_seeds given = {.dlogp = own.logp.data,
+                                .dsmooth = own.term[TERM_SMOOTHING].data,
+                                .dzloss = own.term[TERM_Z].data,
+                                .dentropy = own.term[TERM_ENTROPY].data};
     if (!status) status = seqpar_llama_forward(&f->ctx, &f->model, &b, seeds != NULL);
     if (!status && seeds)
         status = seqpar_llama_backward(&f->ctx, &f->model, &b, &f->optim, 0, &given);
     if (!status && !seeds) status = seqpar_llama_values(&f->ctx, &f->model, &b);
     if (!status && !seeds) reference_read(f, &b, i);
-    if (seed.data) seqpar_buffer_free(&f->ctx, &seed);
+    pass_seeds_free(f, &own);
     seqpar_llama_close_batch(&f->ctx, &f->model, &b);
     return status ? reference_failed(f) : 0;
 }

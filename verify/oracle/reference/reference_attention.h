@@ -9,6 +9,7 @@
 #include "trainer/model/model_folder.h"
 #include "oracle/verdict/checks.h"
 #include "oracle/dump/param_ranges.h"
+#include "oracle/loss/tokens.h"
 #include "support/kept.h"
 
 /* How the hops' partial outs are merged. */
@@ -91,6 +92,10 @@ typedef struct reference {
     double *whole;    /* (model.elements) the gradient of all weights */
     double *gradient; /* of the trained tensors: whole, or (adapters.elements) */
     const reference_way *way;
+    /* (count) by token, borrowed: minus its weight in the loss, which SFT's and PPO's terms
+       (tokens.h) are made of; NULL: the loss has no terms */
+    double *const *weights;
+    double without[TERMS]; /* 1: the term is left out */
     int64_t row;           /* the row that is computed now */
     reference_tape *tapes; /* (count), or NULL: no copies are made */
     int64_t calls;         /* of attention in this pass */

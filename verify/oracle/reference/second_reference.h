@@ -24,6 +24,7 @@ typedef struct second {
     slow_row *rows;
     int32_t *tokens; /* ids, targets */
     double *seeds;   /* of RM: by token, dL/dl */
+    double **terms;  /* (rows) what slow.h computes the loss's terms from; NULL: it has none */
 } second;
 
 /* SEQPAR_ROPE_DYNAMIC is plain here: seqpar_llama.h refuses rows that are long enough to be
@@ -96,6 +97,31 @@ static inline int64_t second_tokens(const reference *f) {
     return tokens;
 }
 
+/* slow.h has label smoothing and z loss of weighted tokens, and seeds of the entropy. */
+static inline void second_terms(second *s, int64_t i) {
+    const reference *f = s->f;
+    int64_t n = s->rows[i].tokens;
+    double entropy = reference_term(f, TERM_ENTROPY);
+    double *own = s->terms[i] = (double *)slow_allocate(n, sizeof *own);
+    for (int64_t t = 0; t < n; t++)
+        own[t] = entropy > 0 ? entropy * f->weights[i][t] : -f->weights[i][t];
+    if (entropy > 0) {
+        s->rows[i].entropy_seeds = own;
+        return;
+    }
+    s->rows[i].weights = own;
+    s->rows[i].logp_seeds = NULL; /* the cross-entropy has them */
+}
+
+/* The terms of the loss as slow.h has them. */
+static inline slow_objective second_objective(const second *s) {
+    double smoothing = reference_term(s->f, TERM_SMOOTHING), z = reference_term(s->f, TERM_Z);
+    return (slow_objective){.smoothing = smoothing,
+                            .zloss = z,
+                            /* INFINITY leaves the seeds alone */
+                            .count = smoothing > 0 || z > 0 ? 1 : INFINITY};
+}
+
 /* seeds (rows) each (tokens), borrowed */
 static inline void second_rows(second *s, double *const *seeds) {
     int32_t *at = s->tokens;
@@ -114,11 +140,14 @@ static inline void second_rows(second *s, double *const *seeds) {
                                 .ids = at,
                                 .targets = at + n,
                                 .logp_seeds = seeds[i]};
+        if (s->terms) second_terms(s, i);
         at += 2 * n;
     }
 }
 
 static inline void second_close(second *s) {
+    for (int64_t i = 0; s->terms && i < s->f->count; i++) free(s->terms[i]);
+    free(s->terms);
     free(s->table);
     free(s->parameters);
     free(s->direction);
@@ -151,6 +180,7 @@ static inline int second_open(second *s, const reference *f, double *const *seed
     s->rows = (slow_row *)slow_allocate(f->count, sizeof *s->rows);
     s->tokens = (int32_t *)slow_allocate(2 * tokens, sizeof *s->tokens);
     elements = (double *)slow_allocate(f->model.elements, sizeof *elements);
+    if (f->weights) s->terms = (double **)slow_allocate(f->count, sizeof *s->terms);
     seqpar_device_read(f->device, elements, f->model.params.data, 0, f->model.elements,
                        f->device->storage);
     second_order(s, s->parameters, elements);
@@ -202,7 +232,7 @@ static inline double second_slope(const second *s, const double *gradient) {
     slow_problem p = {.config = &s->config,
                       .rows = s->f->count,
                       .row = s->rows,
-                      .objective = {.count = INFINITY}}; /* leaves the seeds alone */
+                      .objective = second_objective(s)};
     int64_t count = slow_parameters(&s->config, NULL);
     double slope = slow_directional(&p, s->parameters, s->direction);
     double own = dot_product(gradient, s->direction, count);

@@ -32,6 +32,7 @@ static inline int untied_open(reference *to, const reference *f) {
     if (reference_begin(to, f->d, seqpar_device_reference()) || reference_rows(to) ||
         reference_config(to, &config))
         return -1;
+    to->weights = f->weights;
     return untied_weights(to, f);
 }
 

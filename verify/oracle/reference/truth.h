@@ -167,6 +167,7 @@ static inline int angles_begin(truth *t) {
     if (t->turned.d) return 0;
     status = reference_open(&t->turned, t->d, t->folder, t->adapter, seqpar_device_reference());
     if (status) return -1;
+    t->turned.weights = t->exact.weights;
     /* Pair i of d / 2 has the frequency theta^(-2i / d), which this theta changes by i 2^-25 of
        itself: float32's rounding at pair 1, more at later pairs, whose angles are smaller. */
     t->turned.model.config.rope_theta *= 1 + 0x1p-26 * (double)t->turned.model.config.head_dim;
@@ -420,6 +421,26 @@ static inline int name_model_way(truth *t, verdict *v, gradient_check *c, const 
     return 0;
 }
 
+/* Names an option that adds a term to the loss, if the gradient is that without the term. */
+static inline int name_terms_left(truth *t, verdict *v, gradient_check *c, const double *right,
+                                  const seed_set *seeds) {
+    for (int k = 0; k < TERMS; k++) {
+        double factor;
+        int status;
+        if (!t->exact.weights || !(term_factor(&t->d->facts, k) > 0) || out_of_time(t))
+            continue;
+        if (!seed_set_make(seeds, SEEDS_RIGHT)) return 0;
+        t->exact.without[k] = 1;
+        status = try_gradient(t, c, right, &right_way, seeds->of, &factor);
+        t->exact.without[k] = 0;
+        if (status < 0) return -1;
+        if (!status || fabs(factor - 1) > t->gradient_limit) continue;
+        verdict_name(v, mistake_named("option_not_applied"));
+        verdict_say(v, "%s 0 gives them", option_texts[k]);
+    }
+    return 0;
+}
+
 /* Names the mistakes that give the dump's gradient, up to a factor, and not the right one. */
 static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
                                      const double *right, const seed_set *seeds) {
@@ -440,7 +461,7 @@ static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
             return -1;
     }
     untried_say(&late, t->budget, v);
-    return 0;
+    return name_terms_left(t, v, c, right, seeds);
 }
 
 /* Names a table that is embedding and head, with the gradient of one use alone. 0, or -1 with
@@ -725,6 +746,8 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     logp = copy_logp(&t->exact);
     right = (double *)calloc((size_t)reference_learns(&t->exact)->elements + 1, sizeof *right);
     status = logp && right ? seed_set_open(&seeds, logp) : -1;
+    if (!status && has_terms(&t->d->facts))
+        t->exact.weights = t->rounded.weights = seeds.weights;
     if (!status) status = truth_gradients(t, &stages[GRADIENTS], tolerance);
     if (!status) status = truth_logp(t, &stages[LOG_PROBS], logp);
     if (!status) status = truth_limits_of_all(t, logp, right, &seeds);
@@ -734,6 +757,7 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
         truth_lacks(&stages[GRADIENTS], "what the objective's loss is made of, beside --model");
     if (status < 0 && !t->d->error.status)
         seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
+    t->exact.weights = t->rounded.weights = t->turned.weights = NULL;
     seed_set_close(&seeds);
     if (t->more && status >= 0 && has_logp(&t->exact)) {
         t->more->logp = logp;
