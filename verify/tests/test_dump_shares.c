@@ -319,6 +319,22 @@ static void test_rows(void) {
     expect_named("replicas_with_another", "unknown", "they are 1.37 times");
 }
 
+/* Two micro-batches of the same text: each stands for one rank of the wanted dump. */
+static void test_equal_rows(void) {
+    make(1, 2, 3);
+    for (int64_t r = 0; r < s.world; r++) {
+        memcpy(s.ids[r][2], s.ids[r][0], sizeof s.ids[r][0]);
+        memcpy(s.labels[r][2], s.labels[r][0], sizeof s.labels[r][0]);
+        memcpy(s.sum[r][2], s.sum[r][0], sizeof s.sum[r][0]);
+    }
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t a = 0; a < 3; a++) s.weight[r][a] = 1 / count_all();
+    expect(0, "right", "gradients right");
+    test_end("dump_shares_equal_right");
+    lose_micro_batches(2);
+    expect_named("equal_lost", "micro_batches_lost", "they are 1 times the gradient of the");
+}
+
 static void test_ranks(void) {
     static const int64_t shapes[][2] = {{3, 1}, {2, 3}, {5, 1}};
     for (int i = 0; i < 3; i++) {
@@ -425,6 +441,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_right());
     TEST(test_rows());
+    TEST(test_equal_rows());
     TEST(test_ranks());
     TEST(test_places());
     TEST(test_uneven());

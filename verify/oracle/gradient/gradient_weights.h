@@ -293,13 +293,17 @@ static inline int add_want_shares(void *user, const char *parameter) {
     return status || found < 0 ? -1 : 0;
 }
 
-/* Finds for each rank of the wanted dump the dump's row with the same documents and ids. 0:
-   some rank has none, or the two dumps' rows do not correspond. */
+/* Finds for each rank of the wanted dump the dump's row with the same documents and ids; equal
+   rows are taken in order. 0: some rank has none, or the two dumps' rows do not correspond. */
 static inline int match_rows(const share_rows *got, const share_rows *want, int64_t *row) {
     for (int64_t q = 0; q < want->replicas; q++) {
         row[q] = -1;
-        for (int64_t i = 0; i < got->replicas * got->accumulation; i++)
-            if (got->of[i].key == want->of[q * want->accumulation].key) row[q] = i;
+        for (int64_t i = 0; i < got->replicas * got->accumulation && row[q] < 0; i++) {
+            int64_t taken = 0;
+            while (taken < q && row[taken] != i) taken++;
+            if (taken == q && got->of[i].key == want->of[q * want->accumulation].key)
+                row[q] = i;
+        }
         if (row[q] < 0) return 0;
     }
     return got->has_ids && want->has_ids && want->accumulation == 1 &&

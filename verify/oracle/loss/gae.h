@@ -174,8 +174,13 @@ static inline void gae_fill(gae_token *k, const dump_row *row, int64_t t, int64_
     k->micro = micro;
     k->token = t;
     k->document = row_document(row, t);
-    k->slack = row_supervised(row, t) && k->document < row->docs ? gae_slack(row, k->document)
-                                                                 : 0;
+}
+
+/* Gives the document's supervised tokens its slack. */
+static inline void gae_fill_slack(gae_token *all, const dump_row *row, int64_t document) {
+    double slack = gae_slack(row, document);
+    for (int64_t t = row->cu_seqlens[document]; t < row->cu_seqlens[document + 1]; t++)
+        if (row->rank[t] >= 0 && row_supervised(row, t)) all[row->gathered[t]].slack = slack;
 }
 
 /* Appends the row's supervised tokens to g->of. all: indexed by row->gathered. */
@@ -201,8 +206,10 @@ static inline int gae_add_row(gae_step *g, const dump_row *row, int64_t dp, int6
     }
     for (int64_t t = 0; t < row->tokens; t++)
         if (row->rank[t] >= 0) gae_fill(&all[row->gathered[t]], row, t, micro);
-    for (int64_t d = row->docs - 1; d >= 0; d--)
+    for (int64_t d = row->docs - 1; d >= 0; d--) {
+        gae_fill_slack(all, row, d);
         gae_document(g, row, d, dp * g->f->sp, &across, all);
+    }
     g->unit = fmax(g->unit, fmax(row->unit.advantages, row->unit.returns));
     g->has_returns = g->has_returns && row->returns;
     gae_keep(g, row, all);

@@ -88,18 +88,23 @@ static const struct {
                           {SEQPAR_SAFETENSORS_F16, "float16", 0x1p-3},
                           {SEQPAR_SAFETENSORS_BF16, "bfloat16", 1}};
 
-/* The type that the metadata declare, or else the coarsest one among the dump's parameters,
-   gradients and log-probs. */
-static inline int computed_in(const dump *d) {
-    int found = d->facts.dtype ? (int)d->facts.dtype - 1 : TYPE_F64;
-    const seqpar_safetensors_file *file = d->ranks[0].file;
-    for (int64_t i = 0; !d->facts.dtype && i < seqpar_safetensors_count(file); i++) {
+/* The coarsest type among a rank's parameters, gradients and log-probs, or `found`. */
+static inline int coarsest_type(const seqpar_safetensors_file *file, int found) {
+    for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const seqpar_safetensors_tensor *x = seqpar_safetensors_at(file, i);
         int matters = after_prefix(x->name, "grad.") || after_prefix(x->name, "param.") ||
                       strstr(x->name, ".logp") || strstr(x->name, ".values");
         for (int k = 0; matters && k < TYPES; k++)
             if (compute_types[k].dtype == x->dtype && k > found) found = k;
     }
+    return found;
+}
+
+/* The type that the metadata declare, or else the coarsest one of all ranks. */
+static inline int computed_in(const dump *d) {
+    int found = TYPE_F64;
+    if (d->facts.dtype) return (int)d->facts.dtype - 1;
+    for (int64_t r = 0; r < d->world; r++) found = coarsest_type(d->ranks[r].file, found);
     return found;
 }
 
