@@ -721,6 +721,41 @@ static void test_losses(void) {
     }
 }
 
+/* SimPO's margin is of mean log-probs, without a reference. */
+static double loss_of_simpo(double beta, double gamma) {
+    double sum = 0, count = 0;
+    for (int64_t i = 0; i < rows(); i++)
+        for (int64_t k = 0; k < s.of[i].docs; k += 2, count++) {
+            const row *w = &s.of[i];
+            double mean[2] = {0, 0};
+            for (int side = 0; side < 2; side++) {
+                double n = 0;
+                for (int64_t t = w->cu[k + side]; t < w->cu[k + side + 1]; t++) {
+                    mean[side] += w->labels[t] != -100 ? w->logp[t] : 0;
+                    n += w->labels[t] != -100;
+                }
+                mean[side] = n > 0 ? mean[side] / n : 0;
+            }
+            sum += softplus(gamma - beta * (mean[0] - mean[1]));
+        }
+    return sum / count;
+}
+
+static void test_simpo(void) {
+    for (int64_t sp = 1; sp <= 4; sp++) {
+        make(sp, 1 + sp % 2, 1 + sp % 3);
+        for (int64_t i = 0; i < rows(); i++) {
+            put_row(i, "labels", s.of[i].labels, SEQPAR_SAFETENSORS_I64, 1, 1, 1);
+            put_row(i, "logp", s.of[i].logp, SEQPAR_SAFETENSORS_F64, 1, 1, 1);
+        }
+        say_all("objective", "dpo", 0);
+        say_all("loss_type", "simpo", 0);
+        say_all("beta", "%.17g", 2);
+        say_all("simpo_gamma", "%.17g", 0.7);
+        expect_loss("simpo", loss_of_simpo(2, 0.7));
+    }
+}
+
 /* ---- advantages ---- */
 
 static double advantage_of(int64_t i, int64_t k, int divide) {
@@ -1706,6 +1741,7 @@ int main(int argc, char **argv) {
     TEST(test_attention());
     TEST(test_merge());
     TEST(test_losses());
+    TEST(test_simpo());
     TEST(test_advantages());
     TEST(test_step());
     TEST(test_split());

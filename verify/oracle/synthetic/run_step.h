@@ -11,15 +11,16 @@
 /* Writes into text, and returns, the tensors that the loss needs of each micro-batch. */
 static inline const char *run_loss_takes(const dump_facts *f, char *text, size_t size) {
     static const char *const takes[] = {"labels logp",
-                                        "labels logp ref_logp",
+                                        "labels logp",
                                         "",
                                         "labels logp ref_logp desirable kl",
                                         "labels logp old_logp advantages",
                                         "labels values returns"};
     int documents = !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE;
+    int reference = (f->objective == DUMP_DPO && preference_has_reference(f)) ||
+                    (f->objective == DUMP_PPO && f->kl_coef > 0);
     snprintf(text, size, "index%s%s%s%s%s", documents ? " cu_seqlens" : "",
-             *takes[f->objective] ? " " : "", takes[f->objective],
-             f->objective == DUMP_PPO && f->kl_coef > 0 ? " ref_logp" : "",
+             *takes[f->objective] ? " " : "", takes[f->objective], reference ? " ref_logp" : "",
              f->objective == DUMP_VALUE && f->clip_value > 0 ? " old_values" : "");
     return text;
 }
