@@ -52,8 +52,10 @@ static struct {
     double loss[WORLD];
     int with_loss;
     double scale;
-    double terms[TERMS]; /* of the metadata: label_smoothing, z_loss, entropy_coef */
-    int left_out;        /* 1 + the term that the gradient lacks */
+    double terms[TERMS];   /* of the metadata: label_smoothing, z_loss, entropy_coef */
+    int left_out;          /* 1 + the term that the gradient lacks */
+    const char *loss_type; /* DPO: of the metadata, with label_smoothing */
+    double smoothing, margin, center; /* margin: RM, of the first pair of each row */
 } how;
 
 /* ---- the step ---- */
@@ -155,6 +157,40 @@ static void seed_pairs(int wrong) {
         }
 }
 
+/* The loss of a pair by loss_type, from its responses' log-probs; wrong: a mistake in it. */
+enum { PREFERENCE_RIGHT, BY_THE_OTHER_LENGTH, NOT_SMOOTHED, NO_REFERENCE };
+static double response_h(int64_t r, int64_t d, int wrong) {
+    int is_mean = !strcmp(how.loss_type, "ipo_mean") || !strcmp(how.loss_type, "simpo");
+    double reference = strcmp(how.loss_type, "simpo") && wrong != NO_REFERENCE ? 1 : 0, n = 0;
+    for (int64_t t = cu_seqlens[r][d]; t < cu_seqlens[r][d + 1]; t++)
+        n += rows[r].targets[t] != SLOW_IGNORED;
+    if (wrong == BY_THE_OTHER_LENGTH) is_mean = !is_mean;
+    return margin_of(r, d, -1, reference) / (is_mean && n > 0 ? n : 1);
+}
+
+static double preference_of(int64_t r, int wrong) {
+    double x = response_h(r, 0, wrong) - response_h(r, 1, wrong), z = 0.3 * x;
+    double e = wrong == NOT_SMOOTHED ? 0 : how.smoothing;
+    if (!strncmp(how.loss_type, "ipo", 3)) return pow(x - 1 / 0.6, 2);
+    if (!strcmp(how.loss_type, "hinge")) return z < 1 ? 1 - z : 0;
+    if (!strcmp(how.loss_type, "simpo")) z -= 0.5;
+    if (!strcmp(how.loss_type, "robust"))
+        return ((1 - e) * log1p(exp(-z)) - e * log1p(exp(z))) / (1 - 2 * e);
+    return (1 - e) * log1p(exp(-z)) + e * log1p(exp(z));
+}
+
+static void seed_preferences(int wrong) {
+    for (int64_t r = 0; r < row_count; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++) {
+            double *x = &rows[r].logp[t], was = *x, high, h = 1e-5;
+            *x = was + h;
+            high = preference_of(r, wrong);
+            *x = was - h;
+            rows[r].seeds[t] = (high - preference_of(r, wrong)) / (2 * h) / (double)row_count;
+            *x = was;
+        }
+}
+
 /* ---- RM, KTO and PPO: losses as functions of log-probs or values, differentiated by central
    differences. Each token's seed is the slope of its own rank's loss. ---- */
 
@@ -165,6 +201,8 @@ enum {
     RM_RANK_END,
     RM_SWAPPED,
     RM_OF_PARTS,
+    RM_NO_MARGIN,
+    RM_NO_CENTER,
     KTO_AVERAGED,
     KTO_ONE_REPLICA,
     KTO_NO_Z,
@@ -207,7 +245,9 @@ static double rm_loss(int wrong, int64_t rank) {
             score[d] = rows[r].logp[at] / (wrong == RM_AVERAGED ? SP : 1);
             if (wrong == RM_OF_PARTS && rows[r].rank[at] != rank) score[d] = 0;
         }
-        sum += softplus_of(wrong == RM_SWAPPED ? score[0] - score[1] : score[1] - score[0]);
+        sum += softplus_of((wrong == RM_SWAPPED ? score[0] - score[1] : score[1] - score[0]) +
+                           (wrong == RM_NO_MARGIN ? 0 : how.margin));
+        sum += (wrong == RM_NO_CENTER ? 0 : how.center) * pow(score[0] + score[1], 2);
     }
     return sum / (double)row_count / (wrong == RM_OF_PARTS ? SP : 1);
 }
@@ -633,16 +673,25 @@ static void put_micro(int64_t rank, int64_t a) {
     snprintf(name, sizeof name, "%lld.%s", (long long)a, how.score ? "values" : "logp");
     if (!how.without_logp) put(name, logp[a][0], SEQPAR_SAFETENSORS_F64, n, 0);
     snprintf(name, sizeof name, "%lld.ref_logp", (long long)a);
-    if (how.dpo || !how.score) put(name, logp[a][1], SEQPAR_SAFETENSORS_F64, n, 0);
+    if ((how.dpo || !how.score) && strcmp(how.loss_type, "simpo"))
+        put(name, logp[a][1], SEQPAR_SAFETENSORS_F64, n, 0);
+    if (how.margin != 0) {
+        static double margins[ROWS][DOCS];
+        snprintf(name, sizeof name, "%lld.margins", (long long)a);
+        margins[row_of(rank, a)][0] = how.margin;
+        put(name, margins[row_of(rank, a)], SEQPAR_SAFETENSORS_F64, docs, 0);
+    }
     put_sides(a, n, docs, row, logp[a]);
 }
 
 static void write_dump(void) {
     double *scaled = slow_allocate(count, sizeof *scaled);
-    char terms[TERMS][24];
+    char terms[TERMS][24], center[24];
     if (system("rm -rf " FOLDER)) exit(1);
     mkdir(FOLDER, 0777);
+    if (how.dpo) how.terms[SMOOTHING] = how.smoothing;
     for (int i = 0; i < TERMS; i++) snprintf(terms[i], sizeof terms[i], "%g", how.terms[i]);
+    snprintf(center, sizeof center, "%g", how.center);
     for (int64_t i = 0; i < count; i++) scaled[i] = gradient[i] * how.scale;
     for (int64_t r = 0; r < row_count / micro_count * SP; r++) {
         char text[24], path[64];
@@ -656,7 +705,10 @@ static void write_dump(void) {
                                            {"kl_coef", "0.05"},
                                            {"label_smoothing", terms[SMOOTHING]},
                                            {"z_loss", terms[Z_LOSS]},
-                                           {"entropy_coef", terms[ENTROPY]}};
+                                           {"entropy_coef", terms[ENTROPY]},
+                                           {"loss_type", how.loss_type},
+                                           {"simpo_gamma", "0.5"},
+                                           {"center", center}};
         snprintf(text, sizeof text, "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
@@ -698,6 +750,7 @@ static void restart(void) {
     memset(&how, 0, sizeof how);
     how.scale = 1;
     how.objective = "sft";
+    how.loss_type = "sigmoid";
     seed_means(in_all, 1);
     right_step();
 }
@@ -788,16 +841,20 @@ static void test_tied(void) {
     free(before);
 }
 
+static void pairs_alone(void) {
+    how.dpo = 1;
+    how.objective = "dpo";
+    for (int64_t r = 0; r < row_count; r++)
+        for (int64_t t = cu_seqlens[r][2]; t < rows[r].tokens; t++)
+            rows[r].targets[t] = SLOW_IGNORED;
+}
+
 static void test_pairs(void) {
     static const char *const names[] = {"", "one of sigmoid_of_parts, log_probs_of_one_rank",
                                         "log_probs_averaged", "reference_missing"};
     for (int wrong = RIGHT_PAIRS; wrong <= WITHOUT_REFERENCE; wrong++) {
         restart();
-        how.dpo = 1;
-        how.objective = "dpo";
-        for (int64_t r = 0; r < row_count; r++) /* pairs alone */
-            for (int64_t t = cu_seqlens[r][2]; t < rows[r].tokens; t++)
-                rows[r].targets[t] = SLOW_IGNORED;
+        pairs_alone();
         right_step();
         seed_pairs(wrong);
         right_step();
@@ -808,6 +865,39 @@ static void test_pairs(void) {
         test_end("dump_model_pairs_%d", wrong);
         make_rows();
     }
+}
+
+static void test_preferences(void) {
+    static const struct {
+        const char *loss_type;
+        double smoothing;
+        const char *other_length, *not_smoothed, *no_reference;
+    } cases[] = {
+        {"sigmoid", .1, "log_probs_by_length", "option_not_applied", "reference_missing"},
+        {"robust", .2, "log_probs_by_length", "option_not_applied", "reference_missing"},
+        {"hinge", 0, "log_probs_by_length", NULL, NULL}, /* its slope has no h in it */
+        {"ipo", 0, "log_probs_by_length", NULL, "reference_missing"},
+        {"ipo_mean", 0, "log_probs_not_by_length", NULL, "reference_missing"},
+        {"simpo", .15, "log_probs_not_by_length", "option_not_applied", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int wrong = PREFERENCE_RIGHT; wrong <= NO_REFERENCE; wrong++) {
+            const char *names[] = {"", cases[i].other_length, cases[i].not_smoothed,
+                                   cases[i].no_reference};
+            if (!names[wrong]) continue;
+            restart();
+            pairs_alone();
+            how.loss_type = cases[i].loss_type;
+            how.smoothing = cases[i].smoothing;
+            right_step();
+            seed_preferences(wrong);
+            right_step();
+            if (wrong)
+                expect_named(names[wrong], "log-probs right");
+            else
+                expect(0, "right: places", "gradients right");
+            test_end("dump_model_preference_%s_%d", how.loss_type, wrong);
+            make_rows();
+        }
 }
 
 /* Log-prob l of token 0 where the head has one row, and else 0, is a value. */
@@ -888,6 +978,43 @@ static void test_objectives(void) {
 }
 
 /* How often the name stands in the verdict as JSON: once for all, once for each stage. */
+/* Margins and the term that centers scores: right, left out, and with another mistake. */
+static void test_margins(void) {
+    static const struct {
+        int wrong;
+        const char *name, *text;
+    } cases[] = {
+        {NOTHING_WRONG, NULL, "gradients right"},
+        {RM_NO_MARGIN, "margin_missing", "log-probs right"},
+        {RM_NO_CENTER, "option_not_applied", "center 0 gives them"},
+        {RM_SWAPPED, "pair_swapped", "log-probs right"},
+        {RM_OF_PARTS, "one of sigmoid_of_parts, scores_of_one_rank", "log-probs right"},
+        {RM_AVERAGED, "scores_averaged", "log-probs right"}};
+    double *kept = slow_allocate(count, sizeof *kept);
+    memcpy(kept, parameters, (size_t)count * sizeof *kept);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        restart();
+        how.objective = "rm";
+        how.dpo = 1;
+        how.score = "score.weight";
+        how.margin = 0.7;
+        how.center = 0.3;
+        begin_values();
+        write_model("");
+        wrong_step(cases[i].wrong);
+        if (cases[i].name)
+            expect_named(cases[i].name, cases[i].text);
+        else
+            expect(0, "right: places", cases[i].text);
+        test_end("dump_model_margins_%d", cases[i].wrong);
+        memcpy(parameters, kept, (size_t)count * sizeof *kept);
+        make_rows();
+    }
+    free(kept);
+    how.score = NULL;
+    write_model("");
+}
+
 /* Options that add a term to the loss: right; left out; with a mean of means. */
 static void test_terms(void) {
     static const struct {
@@ -1140,7 +1267,9 @@ int main(int argc, char **argv) {
     TEST(test_gradients());
     TEST(test_tied());
     TEST(test_pairs());
+    TEST(test_preferences());
     TEST(test_objectives());
+    TEST(test_margins());
     TEST(test_terms());
     TEST(test_one_row());
     TEST(test_forward());

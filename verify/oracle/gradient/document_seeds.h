@@ -17,6 +17,7 @@ typedef struct document_way {
     int h, z, swapped;
     int grouping, last; /* grouping: of the means; last: only the last micro-batch counts */
     int trained;        /* KTO: documents without a supervised token are left out */
+    int plain; /* DPO: without label_smoothing; RM: without margins; 2: RM without center */
 } document_way;
 
 /* Wrong ways to compute h from log-probs, for DPO and for KTO. */
@@ -37,6 +38,10 @@ typedef struct document_way {
 static const document_way dpo_ways[] = {
     {.name = NULL, .grouping = BY_ALL},
     LOG_PROB_WAYS,
+    {.name = "option_not_applied",
+     .plain = 1,
+     .grouping = BY_ALL,
+     .how = "label_smoothing 0 gives them"},
     {.name = "pair_swapped", .swapped = 1, .grouping = BY_ALL},
     {.name = "mean_of_means", .grouping = BY_MICRO},
     {.name = "mean_of_means", .grouping = BY_REPLICA},
@@ -95,6 +100,11 @@ static const document_way rm_ways[] = {
      .h = RM_PREVIOUS,
      .grouping = BY_ALL,
      .how = "the score is that of the document before it"},
+    {.name = "margin_missing", .plain = 1, .grouping = BY_ALL},
+    {.name = "option_not_applied",
+     .plain = 2,
+     .grouping = BY_ALL,
+     .how = "center 0 gives them"},
     {.name = "pair_swapped", .swapped = 1, .grouping = BY_ALL},
     {.name = "mean_of_means", .grouping = BY_MICRO},
     {.name = "mean_of_means", .grouping = BY_REPLICA},
@@ -173,6 +183,21 @@ static inline double document_weight(const document_seeds *b, int64_t i) {
 
 /* ---- log-probs: DPO and KTO ---- */
 
+/* Whether h is a mean over the document's tokens: by the loss, and by the mistake if it is
+   about that. */
+static inline int document_is_by_length(const document_seeds *b) {
+    int right = b->f->objective == DUMP_DPO && preference_is_by_length(b->f);
+    return right != (b->way->h == H_BY_LENGTH);
+}
+
+/* How many tokens h is a mean over: the member's or, for -1, the document's. */
+static inline double document_tokens(const document_seeds *b, int64_t i, int64_t member) {
+    double tokens = member < 0 || b->way->h != H_OF_PARTS
+                        ? (double)b->documents.of[i].labels
+                        : b->documents.part[i * b->f->sp + member].tokens;
+    return tokens > 0 ? tokens : 1;
+}
+
 /* Adds slope, dL/dh of document i, to the seeds of its tokens on that member of the sequence;
    member -1: on all ranks. */
 static inline void seed_log_probs(document_seeds *b, int64_t i, int64_t member, double slope) {
@@ -182,7 +207,7 @@ static inline void seed_log_probs(document_seeds *b, int64_t i, int64_t member, 
     double sp = (double)b->f->sp, *to = b->s->of[at];
     if (b->way->h == H_AVERAGED || b->way->h == H_OF_PARTS) slope /= sp;
     if (b->way->h == H_ADDED) slope *= sp;
-    if (b->way->h == H_BY_LENGTH) slope /= o->labels > 0 ? (double)o->labels : 1;
+    if (document_is_by_length(b)) slope /= document_tokens(b, i, member);
     for (int64_t t = row->cu_seqlens[o->number]; t < row->cu_seqlens[o->number + 1]; t++) {
         int64_t from = b->way->h == H_GATHERED ? row->order[t] : t;
         if (from < 0 || from >= row_end(row) || !is_target(row, from)) continue;
@@ -190,8 +215,20 @@ static inline void seed_log_probs(document_seeds *b, int64_t i, int64_t member, 
     }
 }
 
+/* h of DPO by the loss's definition: a mean over tokens, or without a reference. */
+static inline double response_h(const document_seeds *b, int64_t i, int64_t member) {
+    int reference = preference_has_reference(b->f) && b->way->h != H_NO_REFERENCE;
+    document_part p = member >= 0 && b->way->h == H_OF_PARTS
+                          ? b->documents.part[i * b->f->sp + member]
+                          : document_whole(&b->documents, i);
+    double h = response_of(&p, reference, document_is_by_length(b)), sp = (double)b->f->sp;
+    return b->way->h == H_AVERAGED ? h / sp : b->way->h == H_ADDED ? h * sp : h;
+}
+
 /* h of document i: for H_OF_PARTS from the member's tokens, else from those of all ranks. */
 static inline double document_h(const document_seeds *b, int64_t i, int64_t member) {
+    if (b->f->objective == DUMP_DPO && preference_is_by_length(b->f))
+        return response_h(b, i, member);
     if (member >= 0 && b->way->h == H_OF_PARTS)
         return part_margin(&b->documents.part[i * b->f->sp + member]);
     return kto_h(&b->kto, i, b->way->h < H_WAYS ? b->way->h : H_RIGHT);
@@ -202,8 +239,9 @@ static inline double pair_slope(double x) { return 1 / (1 + exp(x)); }
 
 static inline void seed_dpo_pair(document_seeds *b, int64_t i, int64_t member) {
     double h = document_h(b, i, member) - document_h(b, i + 1, member);
-    double turn = b->way->swapped ? -1 : 1, beta = b->f->beta;
-    double slope = -turn * beta * pair_slope(turn * beta * h) * document_weight(b, i);
+    double turn = b->way->swapped ? -1 : 1;
+    double slope = turn * preference_derivative(b->f, turn * h, b->way->plain) *
+                   document_weight(b, i);
     seed_log_probs(b, i, member, slope);
     seed_log_probs(b, i + 1, member, -slope);
 }
@@ -298,13 +336,15 @@ static inline double seed_score(document_seeds *b, int64_t i, int64_t member, do
 }
 
 static inline void seed_rm_pair(document_seeds *b, int64_t i, int64_t member) {
-    double h = seed_score(b, i, member, 0) - seed_score(b, i + 1, member, 0);
-    double turn = b->way->swapped ? -1 : 1;
-    double slope = -turn * pair_slope(turn * h) * document_weight(b, i);
-    if (isnan(h)) slope = NAN;
-    if (b->way->h == RM_OF_PARTS) slope /= (double)b->f->sp;
-    seed_score(b, i, member, slope);
-    seed_score(b, i + 1, member, -slope);
+    double chosen = seed_score(b, i, member, 0), rejected = seed_score(b, i + 1, member, 0);
+    double turn = b->way->swapped ? -1 : 1, weight = document_weight(b, i);
+    double margin = b->way->plain == 1 ? 0 : b->documents.of[i].margin;
+    double center = b->way->plain == 2 ? 0 : 2 * b->f->center * (chosen + rejected);
+    double slope = -turn * pair_slope(turn * (chosen - rejected) - margin);
+    if (b->way->h == RM_OF_PARTS) weight /= (double)b->f->sp;
+    if (isnan(chosen + rejected)) weight = NAN;
+    seed_score(b, i, member, weight * (center + slope));
+    seed_score(b, i + 1, member, weight * (center - slope));
 }
 
 /* ---- seeds of the step ---- */
@@ -312,13 +352,12 @@ static inline void seed_rm_pair(document_seeds *b, int64_t i, int64_t member) {
 static inline int documents_are_known(const seed_set *s) {
     const dump_facts *f = &s->f->d->facts;
     int64_t objective = f->objective;
-    if (objective == DUMP_DPO && (f->loss_type != DUMP_SIGMOID || f->label_smoothing > 0))
-        return 0;
+    int reference = objective == DUMP_KTO ||
+                    (objective == DUMP_DPO && preference_has_reference(f));
     for (int64_t i = 0; i < s->f->count; i++) {
         const dump_row *row = &s->f->rows[i];
-        if (objective == DUMP_RM && (row->margins || f->center > 0)) return 0;
         if (row_is_empty(row)) continue;
-        if (!row->docs || (objective != DUMP_RM && !row->ref_logp)) return 0;
+        if (!row->docs || (reference && !row->ref_logp)) return 0;
         if (objective == DUMP_KTO && (!row->desirable || !row->kl)) return 0;
     }
     return 1;
@@ -333,6 +372,12 @@ static inline const document_way *document_ways(const dump *d, int *count) {
                                             : rm_ways;
 }
 
+/* A mean over tokens is the mistake where the loss has a sum, and a sum where it has a mean. */
+static inline const char *document_way_name(const dump *d, const document_way *w) {
+    int of_means = d->facts.objective == DUMP_DPO && preference_is_by_length(&d->facts);
+    return of_means && w->h == H_BY_LENGTH ? "log_probs_not_by_length" : w->name;
+}
+
 static inline void seed_one(document_seeds *b, int64_t i) {
     int64_t objective = b->f->objective;
     int of_parts = objective == DUMP_RM ? b->way->h == RM_OF_PARTS : b->way->h >= H_OF_PARTS;
@@ -343,6 +388,22 @@ static inline void seed_one(document_seeds *b, int64_t i) {
             seed_dpo_pair(b, i, r);
         else
             seed_kto_document(b, i, r);
+}
+
+/* Does the way's option act on this step, and has the loss what the way is about? */
+static inline int document_way_applies(const document_seeds *b) {
+    const document_way *w = b->way;
+    int is_dpo = b->f->objective == DUMP_DPO;
+    int64_t margins = 0;
+    for (int64_t i = 0; i < b->documents.count; i++) margins += b->documents.of[i].margin != 0;
+    if (w->plain == 2) return b->f->center > 0;
+    if (w->plain)
+        return is_dpo ? b->f->label_smoothing > 0 && b->f->loss_type != DUMP_HINGE &&
+                            b->f->loss_type != DUMP_IPO && b->f->loss_type != DUMP_IPO_MEAN
+                      : margins > 0;
+    if (is_dpo && !preference_has_reference(b->f) && w->h == H_NO_REFERENCE) return 0;
+    return !is_dpo || !preference_is_by_length(b->f) ||
+           (w->h != H_GATHERED && (w->h < H_FROM || w->h >= H_OF_PARTS));
 }
 
 /* Can the way differ from the right one with this number of ranks and replicas? */
@@ -363,7 +424,7 @@ static inline int make_document_seeds(seed_set *s, int way) {
     int count;
     document_seeds b = {.s = s, .way = document_ways(s->f->d, &count) + way};
     int made = documents_are_known(s) && !document_seeds_begin(&b) &&
-               document_way_matches(&b) &&
+               document_way_matches(&b) && document_way_applies(&b) &&
                (s->f->d->facts.objective == DUMP_KTO || !b.documents.odd);
     if (made) document_count_groups(&b);
     made = made && filled_groups(s) > 0;

@@ -17,8 +17,8 @@ static inline int seed_ways(const dump *d) {
 static inline const char *seed_way_name(const dump *d, int way) {
     int count;
     if (d->facts.objective == DUMP_SFT) return mean_way_name(d, way);
-    return d->facts.objective == DUMP_PPO ? ppo_way_name(d, way)
-                                          : document_ways(d, &count)[way].name;
+    if (d->facts.objective == DUMP_PPO) return ppo_way_name(d, way);
+    return document_way_name(d, &document_ways(d, &count)[way]);
 }
 
 /* A text on the form of the mistake; NULL: none. */
@@ -113,20 +113,50 @@ static inline int seeds_are_of_all_tokens(const seed_set *set, double factor, do
            fabs(factor * all / supervised - 1) <= limit;
 }
 
-/* The relative rounding error of a DPO or KTO seed: beta times the error of h, because the
-   logarithm of sigmoid's slope changes by no more than its argument. */
+/* How far the rounding of log-probs moves the pairs' slopes, relative to all slopes. */
+static inline double preference_rounding(const document_seeds *b) {
+    double off = 0, all = 0;
+    for (int64_t i = 0; i < b->documents.count; i++) {
+        double error = 0, x, slope;
+        if (!document_begins_pair(&b->documents, i)) continue;
+        for (int64_t k = i; k < i + 2; k++) {
+            document_part whole = document_whole(&b->documents, k);
+            double tokens = document_is_by_length(b) ? document_tokens(b, k, -1) : 1;
+            error += (b->documents.of[k].rounding + sum_rounding(&whole)) / square(tokens);
+        }
+        error = sqrt(error);
+        x = document_h(b, i, -1) - document_h(b, i + 1, -1);
+        slope = preference_derivative(b->f, x, 0);
+        off += square(fmax(fabs(preference_derivative(b->f, x + error, 0) - slope),
+                           fabs(preference_derivative(b->f, x - error, 0) - slope)));
+        all += square(slope);
+    }
+    return all > 0 ? sqrt(off / all) : 0;
+}
+
+/* beta times the error of h: the logarithm of sigmoid's slope changes by no more than its
+   argument, and a pair has two documents. */
+static inline double sigmoid_rounding(const document_seeds *b) {
+    double worst = 0;
+    for (int64_t i = 0; i < b->documents.count; i++) {
+        document_part whole = document_whole(&b->documents, i);
+        worst = fmax(worst, b->documents.of[i].rounding + sum_rounding(&whole));
+    }
+    return b->f->beta * sqrt(2 * worst);
+}
+
+/* The relative rounding error of DPO's or KTO's seeds. */
 static inline double seeds_rounding(const seed_set *set) {
     document_seeds b = {.s = (seed_set *)set, .way = dpo_ways};
     const dump_facts *f = &set->f->d->facts;
-    double worst = 0;
+    int is_sigmoid = f->objective == DUMP_KTO ||
+                     (f->loss_type == DUMP_SIGMOID && f->label_smoothing == 0);
+    double off = 0;
     if (f->objective != DUMP_DPO && f->objective != DUMP_KTO) return 0;
     if (!document_seeds_begin(&b))
-        for (int64_t i = 0; i < b.documents.count; i++) {
-            document_part whole = document_whole(&b.documents, i);
-            worst = fmax(worst, b.documents.of[i].rounding + sum_rounding(&whole));
-        }
+        off = is_sigmoid ? sigmoid_rounding(&b) : preference_rounding(&b);
     document_seeds_end(&b);
-    return f->beta * sqrt(2 * worst); /* 2: a pair has two documents */
+    return off;
 }
 
 /* Does the mistake that was named last explain the factor already? */

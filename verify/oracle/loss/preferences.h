@@ -38,6 +38,20 @@ static inline double preference_loss(const dump_facts *f, double x) {
     return pair_loss(z) * (1 - e) + pair_loss(-z) * e;
 }
 
+/* d loss / d x; plain 1: without label_smoothing. */
+static inline double preference_derivative(const dump_facts *f, double x, int plain) {
+    double z = f->beta * x, e = plain ? 0 : f->label_smoothing;
+    double down, up; /* slopes of softplus(-z) and softplus(z) */
+    if (f->loss_type == DUMP_IPO || f->loss_type == DUMP_IPO_MEAN)
+        return 2 * (x - 1 / (2 * f->beta));
+    if (f->loss_type == DUMP_HINGE) return z < 1 ? -f->beta : 0;
+    if (f->loss_type == DUMP_SIMPO) z -= f->simpo_gamma;
+    down = -1 / (1 + exp(z));
+    up = 1 / (1 + exp(-z));
+    if (f->loss_type == DUMP_ROBUST) return f->beta * (down * (1 - e) - up * e) / (1 - 2 * e);
+    return f->beta * (down * (1 - e) + up * e);
+}
+
 /* Upper bound of |d loss / d x|: at this x for IPO, at any x for the others. */
 static inline double preference_slope(const dump_facts *f, double x) {
     if (f->loss_type == DUMP_IPO || f->loss_type == DUMP_IPO_MEAN)

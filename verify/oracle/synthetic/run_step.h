@@ -426,21 +426,23 @@ static inline int run_seeds(run *r, reference *f) {
 static inline int run_step(run *r) {
     reference f = {.d = NULL};
     int status;
-    if (has_terms(&r->d.facts) || (r->d.facts.label_smoothing > 0)) {
-        seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: metadata label_smoothing is %g and z_loss %g; step computes "
-                    "losses without them: leave them out",
-                    r->desc->in, r->d.facts.label_smoothing, r->d.facts.z_loss);
-        return -1;
-    }
     if (r->d.facts.objective > DUMP_DPO) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata objective is %s; step computes sft and dpo",
                     r->d.ranks[0].path, word_facts[FACT_OBJECTIVE].words[r->d.facts.objective]);
         return -1;
     }
+    if (has_terms(&r->d.facts)) {
+        seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata label_smoothing is %g and z_loss %g; step computes SFT "
+                    "without them: leave them out",
+                    r->d.ranks[0].path, r->d.facts.label_smoothing, r->d.facts.z_loss);
+        return -1;
+    }
     if (r->d.facts.objective == DUMP_DPO &&
-        run_needs(r, "index ids labels cu_seqlens ref_logp"))
+        run_needs(r, preference_has_reference(&r->d.facts)
+                         ? "index ids labels cu_seqlens ref_logp"
+                         : "index ids labels cu_seqlens"))
         return -1;
     if (!run_supervised(r)) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
