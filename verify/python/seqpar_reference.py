@@ -7,8 +7,9 @@
     positions, labels                       of packed documents
     places, split, unsplit, pack            which rank or row has which token
     attention, attention_gradient, merge
-    sft, dpo, rm, kto, ppo, value           losses of a step
-    advantages                              of PPO's groups
+    log_probs                               from logits, with what terms of losses take
+    sft, dpo, rm, kto, ppo, value           losses of a step, with gradient=True their derivatives
+    advantages, gae                         of PPO
     norm, clip, adamw, sgd                  of gradients
     step                                    log-probs, loss, gradients and update of a model
 
@@ -238,58 +239,78 @@ def merge(part_out, part_lse):
 # Each array may also be a list of arrays, one for each micro-batch of the step. replicas: of how many data-parallel replicas these
 # are, the first ones of replica 0. reduction: token, the mean over all supervised tokens of the step; sequence, the mean over
 # documents of each one's mean; constant, the sum / reduction_constant; micro and replica, the mean over micro-batches, or replicas,
-# of each one's mean. A token without a label (-100) has no loss.
+# of each one's mean. A token without a label (-100) has no loss. gradient=True: (loss, derivatives), a dict of arrays by the name
+# of the argument: logp or values, and mean_logp, logits_lse and entropy where the loss takes them.
 
-def _loss(objective, rows, like, replicas, **keywords):
-    like = like[0] if _is_list(like) else like
-    made = _run("loss", _replicas(rows, replicas), "--dtype", "float64", objective=objective, **keywords)
-    return _result(made[0]["loss"], like, _wide(like))
+def _loss(objective, rows, first, replicas, gradient, **keywords):
+    like = first[0] if _is_list(first) else first
+    ranks = _replicas(rows, replicas)
+    made = _run("loss-gradient" if gradient else "loss", ranks, "--dtype", "float64", objective=objective, **keywords)
+    loss = _result(made[0]["loss"], like, _wide(like))
+    if not gradient:
+        return loss
+    names = [name for name in ("logp", "values", "mean_logp", "logits_lse", "entropy") if f"0.d{name}" in made[0]]
+    found = {name: [_result(rank[f"{number}.d{name}"], like) for rank in made for number in range(len(ranks[0]))] for name in names}
+    return loss, {name: x if _is_list(first) else x[0] for name, x in found.items()}
 
 
-def sft(labels, logp, *, weights=None, mean_logp=None, logits_lse=None, cu_seqlens=None, replicas=1, reduction=None,
+def log_probs(logits, labels):
+    """A dict of arrays (tokens): logp, of the labels (0 where a label is -100); mean_logp, the mean of the log-probs of all ids;
+    logits_lse, the logarithm of the sum of exponentials; entropy. logits: (tokens, vocabulary); labels: (tokens), shifted."""
+    made = _run("log-probs", [[_row(_tokens(labels), None, labels=labels, logits=_array(logits).reshape(-1, _array(logits).shape[-1]))]],
+                "--dtype", "float64")[0]
+    return {name: _result(made[f"0.{name}"], logits, shape=_array(labels).shape)
+            for name in ("logp", "mean_logp", "logits_lse", "entropy")}
+
+
+def sft(labels, logp, *, weights=None, mean_logp=None, logits_lse=None, cu_seqlens=None, replicas=1, gradient=False, reduction=None,
         reduction_constant=None, label_smoothing=None, z_loss=None):
     """The loss of a step: the mean of -logp. labels: (tokens), shifted; logp: (tokens), log-probs of the labels. weights: (tokens), of
     each token's loss. label_smoothing needs mean_logp, (tokens), the mean of the log-probs of all ids; z_loss needs logits_lse, (tokens)."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, logp=logp, weights=weights, mean_logp=mean_logp, logits_lse=logits_lse)
-    return _loss("sft", rows, logp, replicas, reduction=reduction, reduction_constant=reduction_constant,
+    return _loss("sft", rows, logp, replicas, gradient, reduction=reduction, reduction_constant=reduction_constant,
                  label_smoothing=label_smoothing, z_loss=z_loss)
 
 
-def dpo(labels, logp, ref_logp, cu_seqlens, *, replicas=1, beta=0.1, loss_type=None, label_smoothing=None, simpo_gamma=None):
+def dpo(labels, logp, ref_logp, cu_seqlens, *, replicas=1, gradient=False, beta=0.1, loss_type=None, label_smoothing=None,
+        simpo_gamma=None):
     """The loss of a step: the mean over pairs. labels, logp, and ref_logp under the reference model: (tokens). Documents 2i and 2i + 1 of
     cu_seqlens are chosen and rejected. loss_type: sigmoid, robust, hinge, ipo, ipo_mean or simpo."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, logp=logp, ref_logp=ref_logp)
-    return _loss("dpo", rows, logp, replicas, beta=beta, loss_type=loss_type, label_smoothing=label_smoothing, simpo_gamma=simpo_gamma)
+    return _loss("dpo", rows, logp, replicas, gradient, beta=beta, loss_type=loss_type, label_smoothing=label_smoothing,
+                 simpo_gamma=simpo_gamma)
 
 
-def rm(values, cu_seqlens, *, replicas=1, center=None):
+def rm(values, cu_seqlens, *, replicas=1, gradient=False, center=None):
     """The loss of a step of a reward model: the mean over pairs of -log sigmoid(chosen - rejected score). values: (tokens); a document's
     score is that of its last token. Documents 2i and 2i + 1 are chosen and rejected. center: of (chosen + rejected)^2."""
-    return _loss("rm", _rows("values", cu_seqlens=cu_seqlens, values=values), values, replicas, center=center)
+    return _loss("rm", _rows("values", cu_seqlens=cu_seqlens, values=values), values, replicas, gradient, center=center)
 
 
-def kto(labels, logp, ref_logp, desirable, kl, cu_seqlens, *, replicas=1, beta=0.1):
+def kto(labels, logp, ref_logp, desirable, kl, cu_seqlens, *, replicas=1, gradient=False, beta=0.1):
     """The loss of a step: the mean over documents. labels, logp, ref_logp: (tokens). desirable: (documents), 1 or 0. kl: (documents), the
     sum of policy - reference log-probs of the mismatched answer."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, logp=logp, ref_logp=ref_logp, desirable=desirable, kl=kl)
-    return _loss("kto", rows, logp, replicas, beta=beta)
+    return _loss("kto", rows, logp, replicas, gradient, beta=beta)
 
 
-def ppo(labels, logp, old_logp, advantages, *, ref_logp=None, weights=None, entropy=None, cu_seqlens=None, replicas=1, reduction=None,
-        reduction_constant=None, clip_low=None, clip_high=None, kl_coef=None, dual_clip=None, entropy_coef=None, importance=None):
+def ppo(labels, logp, old_logp, advantages, *, ref_logp=None, weights=None, entropy=None, cu_seqlens=None, replicas=1,
+        gradient=False, reduction=None, reduction_constant=None, clip_low=None, clip_high=None, kl_coef=None, dual_clip=None,
+        entropy_coef=None, importance=None):
     """The loss of a step of the policy, clipped to 1 - clip_low .. 1 + clip_high (0.2). All arrays: (tokens). kl_coef needs ref_logp,
     entropy_coef needs entropy. importance: token, or sequence (GSPO), which needs cu_seqlens as reduction="sequence" does."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, logp=logp, old_logp=old_logp, advantages=advantages, ref_logp=ref_logp,
                  weights=weights, entropy=entropy)
-    return _loss("ppo", rows, logp, replicas, reduction=reduction, reduction_constant=reduction_constant, clip_low=clip_low,
+    return _loss("ppo", rows, logp, replicas, gradient, reduction=reduction, reduction_constant=reduction_constant, clip_low=clip_low,
                  clip_high=clip_high, kl_coef=kl_coef, dual_clip=dual_clip, entropy_coef=entropy_coef, importance=importance)
 
 
-def value(labels, values, returns, *, old_values=None, cu_seqlens=None, replicas=1, reduction=None, reduction_constant=None,
+def value(labels, values, returns, *, old_values=None, cu_seqlens=None, replicas=1, gradient=False, reduction=None, reduction_constant=None,
           clip_value=None):
     """The loss of a step of PPO's critic: the mean of (values - returns)^2 / 2. All arrays: (tokens). clip_value needs old_values."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, values=values, returns=returns, old_values=old_values)
-    return _loss("value", rows, values, replicas, reduction=reduction, reduction_constant=reduction_constant, clip_value=clip_value)
+    return _loss("value", rows, values, replicas, gradient, reduction=reduction, reduction_constant=reduction_constant,
+                 clip_value=clip_value)
 
 
 def advantages(rewards, groups, cu_seqlens, *, labels=None, replicas=1, advantage="group", advantage_eps=None):
@@ -302,6 +323,19 @@ def advantages(rewards, groups, cu_seqlens, *, labels=None, replicas=1, advantag
     like = rewards[0] if _is_list(rewards) else rewards
     found = [_result(rank[f"{number}.advantages"], like, _wide(like)) for rank in made for number in range(len(ranks[0]))]
     return found if _is_list(rewards) else found[0]
+
+
+def gae(labels, values, cu_seqlens=None, *, token_rewards=None, rewards=None, replicas=1, gamma=None, gae_lambda=None):
+    """Generalised advantages and returns, as a pair of (tokens), not whitened: A_t = r_t + gamma V_{t+1} - V_t + gamma gae_lambda
+    A_{t+1} within each document. labels, values and token_rewards, r: (tokens). rewards: (documents), in the place of token_rewards:
+    r of a document's last token with a label. A token without a label has no value and no reward."""
+    rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, values=values, token_rewards=token_rewards, rewards=rewards)
+    ranks = _replicas(rows, replicas)
+    made = _run("gae", ranks, "--dtype", "float64", objective="ppo", advantage="gae", gamma=gamma, gae_lambda=gae_lambda)
+    like = values[0] if _is_list(values) else values
+    found = [[_result(rank[f"{number}.{name}"], like, _wide(like)) for rank in made for number in range(len(ranks[0]))]
+             for name in ("advantages", "returns")]
+    return tuple(x if _is_list(values) else x[0] for x in found)
 
 
 # ---- gradients ----

@@ -230,6 +230,85 @@ def test_ppo():
     near("advantages_rows", np.concatenate(two), spread[[0, 0, 1, 2, 2, 2]])
 
 
+# ---- derivatives of losses ----
+
+def slopes(name, call, places=TRAINED, **arrays):
+    """The derivatives of a loss by each of its arrays, along two directions, against differences of the loss; 0 outside of places."""
+    loss, found = call(**arrays, gradient=True)
+    near(f"{name}_loss", loss, call(**arrays))
+    check(f"{name}_names", sorted(found) == sorted(arrays), sorted(found))
+    for of, x in arrays.items():
+        check(f"{name}_d{of}_zeros", not np.any(found[of][~places]) and np.all(found[of][places] != 0), found[of])
+        for way in range(2):
+            d = RANDOM.normal(size=x.shape)
+            high, low = (call(**{**arrays, of: x + step * d}) for step in (1e-5, -1e-5))
+            near(f"{name}_d{of}_{way}", (found[of] * d).sum(), (high - low) / 2e-5, 1e-8)
+
+
+def test_derivatives():
+    logp, old, ref, other, lse = -RANDOM.exponential(size=(5, T))
+    old = logp + 0.1 * RANDOM.normal(size=T)
+    adv, entropy, weights = RANDOM.normal(size=T), RANDOM.exponential(size=T), RANDOM.exponential(size=T)
+    slopes("sft_slope", lambda logp, **o: reference.sft(LABELS, logp, weights=weights, **o), logp=logp)
+    slopes("sft_slope_terms", lambda **o: reference.sft(LABELS, cu_seqlens=CUTS, reduction="sequence", label_smoothing=0.2, z_loss=0.3, **o),
+           logp=logp, mean_logp=other, logits_lse=lse)
+    slopes("ppo_slope", lambda **o: reference.ppo(LABELS, old_logp=old, advantages=adv, clip_low=0.9, clip_high=9.0, ref_logp=ref,
+                                                  kl_coef=0.3, entropy_coef=0.2, **o), logp=logp, entropy=entropy)
+    for loss_type, e in (("sigmoid", 0.1), ("robust", 0.2), ("hinge", 0.0), ("ipo", 0.0), ("ipo_mean", 0.0), ("simpo", 0.1)):
+        slopes(f"dpo_slope_{loss_type}", lambda logp, **o: reference.dpo(LABELS, logp, ref, PAIRS, beta=0.05, loss_type=loss_type,
+                                                                        label_smoothing=e, simpo_gamma=0.7, **o), logp=logp)
+    slopes("rm_slope", lambda values, **o: reference.rm(values, PAIRS, center=0.1, **o), np.isin(np.arange(T) + 1, PAIRS), values=logp)
+    desirable, kl = np.array([1, 0, 0, 1]), RANDOM.normal(size=4) + 1
+    slopes("kto_slope", lambda logp, **o: reference.kto(LABELS, logp, ref, desirable, kl, PAIRS, beta=0.4, **o), logp=logp)
+    slopes("value_slope", lambda values, **o: reference.value(LABELS, values, ref, **o), values=logp)
+    _, found = reference.value([1, 1, 1], [0.5, 0.5, -0.5], [1.0, -1.0, -1.0], old_values=[0.0, 0.0, -0.45], clip_value=0.1, gradient=True)
+    near("value_slope_clip", found["values"], [0, 1.5 / 3, 0.5 / 3])
+    _, found = reference.sft([[1], [1, 1]], [[-1.0], [-2.0, -3.0]], replicas=2, reduction="replica", gradient=True)
+    near("sft_slope_rows", np.concatenate(found["logp"]), [-1 / 2, -1 / 4, -1 / 4])
+    _, found = reference.ppo([1, 1], [0.0, 0.0], [-1.0, -1.0], [1.0, -1.0], gradient=True)
+    near("ppo_slope_clip", found["logp"], [0, np.e / 2])  # the ratio is e: beyond the clip only a loss that it would lower stops
+
+
+def test_tokens():
+    logits = RANDOM.normal(size=(T, 7)) * 3
+    logits[2, 4] = -np.inf
+    labels = np.where(TRAINED, np.arange(T) % 4, -100)
+    logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        entropy = -np.where(np.isinf(logp), 0, np.exp(logp) * logp).sum(1)
+    want = {"logp": np.where(TRAINED, logp[np.arange(T), np.maximum(labels, 0)], 0), "entropy": entropy,
+            "logits_lse": np.log(np.exp(logits).sum(1))}
+    kept = np.delete(np.arange(T), 2)  # there the mean is -Inf
+    try:
+        reference.log_probs(logits, labels)
+        check("log_probs_infinite", False, "accepted")
+    except ValueError as e:
+        check("log_probs_infinite", "mean_logp becomes NaN or Inf at element 2" in str(e), e)
+    got = reference.log_probs(logits[kept], labels[kept])
+    for name, x in want.items():
+        near(f"log_probs_{name}", got[name], x[kept])
+    near("log_probs_mean_logp", got["mean_logp"], logp[kept].mean(1))
+    near("log_probs_batch", reference.log_probs(logits[None, kept], labels[None, kept])["logp"], want["logp"][None, kept])
+    refused("log_probs_label", "has label 7, and 0.logits a vocabulary of 7", lambda: reference.log_probs(logits[:2], [1, 7]))
+    values, rewards = RANDOM.normal(size=(2, T))
+    of_documents = np.array([1.0, 2.0, -0.5])
+    for name, gamma, lam, token in (("token", 0.9, 0.8, True), ("document", 0.95, 1.0, False), ("plain", 1.0, 0.95, True)):
+        adv = np.zeros(T)
+        for d, (a, b) in enumerate(zip(CUTS, CUTS[1:])):
+            last, value = 0.0, 0.0
+            ends = [t for t in range(a, b) if TRAINED[t]]
+            for t in range(b - 1, a - 1, -1):
+                r = (rewards[t] if TRAINED[t] else 0) if token else of_documents[d] * (bool(ends) and t == ends[-1])
+                v = values[t] if TRAINED[t] else 0
+                last, value = r + gamma * value - v + gamma * lam * last, v
+                adv[t] = last
+        of = {"token_rewards": rewards} if token else {"rewards": of_documents}
+        got, returns = reference.gae(LABELS, values, CUTS, gamma=gamma, gae_lambda=lam, **of)
+        near(f"gae_{name}", got, np.where(TRAINED, adv, 0))
+        near(f"gae_{name}_returns", returns, np.where(TRAINED, adv + values, 0))
+    refused("gae_no_reward", "tensor 0.rewards is missing", lambda: reference.gae(LABELS, values, CUTS))
+
+
 # ---- gradients ----
 
 def test_gradients():
@@ -341,6 +420,8 @@ def test_refusals():
     refused("refuses_constant", "reduction is 'constant' and reduction_constant is 0", lambda: reference.sft([1], [-1.0], reduction="constant"))
     refused("refuses_smoothing", "a micro-batch lacks what it is made of", lambda: reference.sft([1], [-1.0], label_smoothing=0.1))
     refused("refuses_gae", "advantage is gae; write objective ppo, and advantage group", lambda: reference.advantages([1.0], [0], [0, 1], advantage="gae"))
+    refused("refuses_sequences", "with importance sequence, has no derivative",
+            lambda: reference.ppo([1], [-1.0], [-1.0], [1.0], cu_seqlens=[0, 1], importance="sequence", gradient=True))
     refused("refuses_no_gradient", "tensors grad.NAME are missing", lambda: reference.norm([]))
     refused("refuses_sizes", "parameter x has 2 elements", lambda: reference.adamw(np.ones(2), np.ones(3), lr=0.1))
     refused("refuses_lr", "lr is '-0.1'; write a number from 0", lambda: reference.sgd(np.ones(2), np.ones(2), lr=-0.1))
@@ -382,6 +463,7 @@ def test_torch():
     check("torch_norm", reference.norm([torch.ones(4).bfloat16()]).dtype == torch.float32, "")
 
 
-for test in (test_documents, test_layouts, test_attention, test_sft, test_pairs, test_ppo, test_gradients, test_step, test_refusals, test_torch):
+for test in (test_documents, test_layouts, test_attention, test_sft, test_pairs, test_ppo, test_derivatives, test_tokens,
+             test_gradients, test_step, test_refusals, test_torch):
     test()
 sys.exit(failed > 0)

@@ -5,7 +5,7 @@
 #define ORACLE_OPERATIONS_H
 #include "run_attention.h"
 #include "run_rows.h"
-#include "run_step.h"
+#include "run_seeds.h"
 
 typedef struct operation {
     const char *name;
@@ -33,8 +33,16 @@ static const operation operations[] = {
      "computes its gradient in fp64; out and lse are computed anew", run_attention_gradient},
     {"merge", "part_out part_lse", "", "out lse", "merges attention over parts of the keys",
      run_merge},
+    {"log-probs", "index labels logits", "", "logp mean_logp logits_lse entropy",
+     "computes log-probs of the labels from logits, and what terms of losses take",
+     run_log_probs},
     {"loss", "index", "", "loss; with rm scores, too",
      "computes the loss from labels, logp and what else the objective needs", run_loss},
+    {"loss-gradient", "index", "", "loss, and dlogp or dvalues; of terms dentropy and others",
+     "computes the loss, and its derivatives by log-probs, values and terms",
+     run_loss_gradient},
+    {"gae", "index cu_seqlens labels values", "", "advantages returns",
+     "computes generalised advantages from values and rewards or token_rewards", run_gae},
     {"advantages", "index cu_seqlens rewards groups", "", "advantages",
      "computes advantages of ppo as the metadata say", run_advantages},
     {"norm", "", "", "norm", "computes the norm of the grad. tensors of all parameters",

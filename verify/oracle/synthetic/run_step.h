@@ -137,7 +137,8 @@ static inline int run_advantages(run *r) {
         way == DUMP_ADVANTAGE_GAE) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata objective is %s and advantage is %s; write objective "
-                    "ppo, and advantage group, group_mean or rloo",
+                    "ppo, and advantage group, group_mean or rloo; for gae give run "
+                    "gae",
                     r->d.ranks[0].path, word_facts[FACT_OBJECTIVE].words[r->d.facts.objective],
                     word_facts[FACT_ADVANTAGE].words[r->d.facts.advantage]);
         return -1;
