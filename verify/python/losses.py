@@ -103,6 +103,10 @@ def weights(step, m):
     if step.mistake == "all_tokens_counted":
         return ones / step.tokens
     counts, own = _groups(step, m)
+    another = {"another_window": counts.sum() - 1, "micro_batches_counted": step.ranks.dp * step.c.accumulation,
+               "counted_before_mask": (counts.sum() + step.tokens - step.documents) // 2}
+    if step.mistake in another:
+        return ones / another[step.mistake]
     if step.mistake == "shares_averaged":
         return ones / counts.sum() / len(counts)
     if step.mistake in ("mean_of_means", "sum_of_means", "mean_of_non_empty_means"):

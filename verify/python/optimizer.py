@@ -109,14 +109,27 @@ def update(c, parameter, gradient, m, v, step):
     p = parameter.to(gradient.dtype)
     if c.mistake == "decay_coupled":
         gradient = gradient + c.weight_decay * p
+    if c.mistake == "moments_lost":
+        m, v = torch.zeros_like(m), torch.zeros_like(v)
     m = c.beta1 * m + (1 - c.beta1) * gradient
     v = c.beta2 * v + (1 - c.beta2) * gradient ** 2
     if c.mistake == "steps_counted_by_micro_batches":
         step *= c.accumulation
-    change = c.lr * direction(c, m, v, step)
-    keep = 1 if c.mistake == "decay_coupled" else 1 - c.lr * c.weight_decay
+    if c.mistake == "another_step_number":
+        step += 1
+    change = (1.5 if c.mistake == "another_lr" else 1) * c.lr * direction(c, m, v, step)
+    keep = 1 - c.lr * c.weight_decay * decayed(c, p)
     p = (p - change) * keep if c.mistake == "decay_after_step" else p * keep - change
     return p.to(parameter.dtype), m, v
+
+
+def decayed(c, parameter):
+    """The part of the weight decay that this parameter gets."""
+    if c.mistake in ("decay_coupled", "decay_missing"):
+        return 0
+    if c.mistake == "another_decay" and c.variant == "half":
+        return 0.5
+    return 0 if c.mistake == "another_decay" and parameter.numel() > 1000 else 1
 
 
 def direction(c, m, v, step):

@@ -152,6 +152,9 @@ MISTAKES = {
     "sum_of_means": needs(**TOKEN_MEAN, variants=GROUPS),
     "shares_averaged": needs(**TOKEN_MEAN, variants={"sequence": SP, "replicas": DP, "micro_batches": ACCUMULATION}),
     "all_tokens_counted": needs(**TOKEN_MEAN),
+    "another_window": needs(**TOKEN_MEAN),
+    "counted_before_mask": needs(**TOKEN_MEAN, sp=(1, 2, 3)),
+    "micro_batches_counted": needs(**TOKEN_MEAN, **ACCUMULATION),
     "nan_of_an_empty_rank": needs(**EMPTY_RANK, **SP, variants=("value", "gradient")),
     "own_mean_alone": needs(**TOKEN_MEAN, **SP, variants=("logged", "trained")),
     "mean_over_sequences": needs(objective=MEANS, reduction=("token",), documents=("several",)),
@@ -197,6 +200,7 @@ MISTAKES = {
     "side_tensor_not_split": needs(**SP, variants={
         "ref_logp": dict(objective=("dpo", "kto")), "old_logp": dict(objective=("ppo",)),
         "ref_logp_of_ppo": dict(objective=("ppo",), kl_coef=(0.05, 0.5)), "advantages": dict(objective=("ppo",))}),
+    "old_log_probs_shifted": needs(objective=("ppo",), apart=(0.02, 0.05), variants=("forward", "back")),
     # norm, clip, step
     "norm_of_part": needs(**SP, variants={"gradient": WHOLE, "shard": SHARDS, "used": dict(SHARDS, **CLIP)}),
     "norms_added": needs(**SP, variants={"shards": SHARDS, "copies": WHOLE, "used": dict(SHARDS, **CLIP)}),
@@ -210,6 +214,11 @@ MISTAKES = {
                                               "sgd": dict(WHOLE, **CLIP_SGD)}),
     "bias_correction_missing": needs(**STEP, beta2=(0.999, 0.95)),
     "decay_coupled": needs(**STEP, weight_decay=(0.1, 0.5)),
+    "another_decay": needs(**STEP, weight_decay=(0.1, 0.5), variants=("half", "spared")),
+    "decay_missing": needs(**STEP, weight_decay=(0.1, 0.5)),
+    "another_step_number": needs(**STEP, variants={"fresh": dict(warm_up=(False,)), "later": dict(warm_up=(True,))}),
+    "another_lr": needs(**STEP),
+    "moments_lost": needs(**STEP, warm_up=(True,), beta2=(0.999,)),
     "decay_after_step": needs(optimizer=("adamw",), lr=(0.3,), weight_decay=(0.5,), warm_up=(False,)),
     "eps_inside_root": needs(**STEP, eps=(1e-4, 1e-3)),
     "steps_counted_by_micro_batches": needs(**STEP, **ACCUMULATION),
@@ -379,13 +388,15 @@ def has_reference(c):
 
 
 def side_tensor(c, ranks, m, name, own):
-    """What comes beside the tokens. Not split: a rank takes it from the row's begin on, however its tokens lie."""
-    if c.mistake != "side_tensor_not_split" or not c.variant.startswith(name):
+    """What comes beside the tokens. Not split: a rank takes it from the row's begin on, however its tokens lie. Shifted: each
+    token has that of the one before it in the row, or behind it."""
+    shifted = c.mistake == "old_log_probs_shifted" and name == "old_logp"
+    if not shifted and (c.mistake != "side_tensor_not_split" or not c.variant.startswith(name)):
         return own
     whole = own.new_zeros(len(m.row))
     parts = ranks.exchange([own] * ranks.sp, [own.new_empty(len(places)) for places in m.all_places])
     whole[torch.cat(m.all_places)] = torch.cat(parts)
-    return whole[:len(own)]
+    return whole.roll(1 if c.variant == "forward" else -1)[m.index] if shifted else whole[:len(own)]
 
 
 def warm_up(c, w):
