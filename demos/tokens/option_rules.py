@@ -15,6 +15,22 @@ def settle(o):
     """What does not go together, before anything is read; and defaults that hang on others."""
     texts = [path for files in data_files(o) for path in files if path.endswith(".txt")]
     o.plain = bool(texts)
+    settle_shape(o)
+    settle_pretrain(o, texts)
+    settle_kind(o)
+    settle_steps(o)
+    settle_truncation(o)
+    settle_plain(o, texts)
+    if o.dataset_info is not None:
+        settle_info(o)
+        o.pretrain_eos = o.pretrain_blocks = False  # it says both
+    settle_keys(o)
+    settle_form(o)
+    place_is_free(o)
+
+
+def settle_shape(o):
+    """One way to shape a text, and what belongs to it."""
     if o.apply_chat_template and (o.input_template is not None or o.pretrain_mode):
         other = "--pretrain_mode" if o.pretrain_mode else "--input_template"
         raise Refused(f"--apply_chat_template and {other} are two ways to shape a text; "
@@ -27,6 +43,10 @@ def settle(o):
         raise Refused("--default_system is written by --template; add it")
     if o.tokenizer_chat_template is not None and not o.apply_chat_template:
         raise Refused("--tokenizer_chat_template is used by --apply_chat_template; add it")
+
+
+def settle_pretrain(o, texts):
+    """--pretrain_mode, and which of its options needs which."""
     if o.pretrain_mode and o.output_key is not None:
         raise Refused("--pretrain_mode learns the text of --input_key alone; leave out "
                       f"--output_key {o.output_key}")
@@ -40,6 +60,10 @@ def settle(o):
         raise Refused(f"{texts[0]} is one text without an end, where LLaMA-Factory's stage pt "
                       "ends every line in EOS; give a .jsonl of a text a record, or "
                       "leave out --pretrain_eos")
+
+
+def settle_kind(o):
+    """Options of one kind of token file alone."""
     if o.kind == "prompts" and o.output_key is not None:
         raise Refused(f"prompts have no responses; leave out --output_key {o.output_key} "
                       "(--label_key is what a reward rule compares with)")
@@ -52,19 +76,26 @@ def settle(o):
     if o.csft_prompt is not None and o.kind != "prompts":
         raise Refused("--csft_prompt stands behind prompts; leave it out, or give --kind "
                       "prompts")
-    settle_steps(o)
+
+
+def settle_truncation(o):
     if o.kind == "prompts" and o.truncation in ("cut", "cut_both"):
         raise Refused("a prompt that is cut asks something else; leave out --truncation "
                       f"{o.truncation}, longer ones are left out")
     o.truncation = o.truncation or ("drop" if o.kind == "prompts" else "cut")
+
+
+def settle_plain(o, texts):
+    """Files of plain text, which hold no records."""
     if o.plain and (not o.pretrain_mode or len(texts) < sum(map(len, data_files(o))) or
                     o.dataset_probs or o.max_len < 2):
         raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it "
                       "needs --pretrain_mode, other .txt files alone beside it, no "
                       "--dataset_probs, and a --max_len of 2 or more")
-    if o.dataset_info is not None:
-        settle_info(o)
-        o.pretrain_eos = o.pretrain_blocks = False  # it says both
+
+
+def settle_keys(o):
+    """Keys that no option names, and whether records may say by theirs what they are."""
     o.alpaca = o.input_key is None and not o.pretrain_mode and o.dataset_info is None
     named = not o.alpaca
     if o.kind == "pairs":
@@ -74,6 +105,12 @@ def settle(o):
                      o.output_key or o.kind == "labelled")
     o.form_of_sets = o.input_template or FORM_OF_SETS
     o.input_key = o.input_key or "input"
+    if o.kind == "labelled":
+        o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
+
+
+def settle_form(o):
+    """What stands around a prompt without a chat template."""
     if o.input_template is None:
         o.input_template = "User: {}\nAssistant: "
     if "{}" not in o.input_template:
@@ -81,9 +118,6 @@ def settle(o):
     if o.input_template.count("{}") > 1:
         raise Refused("--input_template has {} twice, but there is one prompt: "
                       f"{o.input_template!r}")
-    if o.kind == "labelled":
-        o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
-    place_is_free(o)
 
 
 def settle_steps(o):
