@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""Texts to tokens: the parts of demos/prepare.py, each on those above it alone.
+"""Texts to tokens: the modules of demos/prepare.py. Each uses only modules above it.
 
     base             refusals, strict JSON, bytes
     token_file       the file that is written

@@ -22,6 +22,7 @@ import time
 import types
 import zlib
 from prepare_tables import OUT, Sentence, end, prepare, rows, write
+import tokens
 from tokens import data_sets, fill, option_rules, processes, token_file
 from tokens.base import Refused
 
@@ -840,4 +841,21 @@ rows("main", ended, [
     ((OSError(28, "No space left", "f"),), exits(1, "error: f: No space left; nothing was written\n")),
     ((OSError(28, "No space left"),), exits(1, "error: the output: No space left; nothing was written\n")),
     ((KeyboardInterrupt(),), exits(130))])
+
+# ---- modules ----
+
+
+def modules():
+    """Files that the package does not list, or lists in vain; and who imports one that does not stand above it."""
+    listed = [line.split()[0] for line in tokens.__doc__.splitlines() if line.startswith("    ")]
+    folder, upwards = os.path.dirname(tokens.__file__), []
+    for i, name in enumerate(listed):
+        with open(f"{folder}/{name}.py", encoding="utf-8") as file:
+            used = re.findall(r"^from \.(\w+) import", file.read(), re.M)
+        upwards += [(name, one) for one in used if one not in listed[:i]]
+    there = {name[:-3] for name in os.listdir(folder) if name.endswith(".py")} - {"__init__"}
+    return there ^ set(listed), upwards
+
+
+rows("modules", modules, [((), (set(), []))])
 end()
