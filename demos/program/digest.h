@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* digest.h - a digest of all that a token file depends on: every byte of the data, of the model
- * folder's tokenizer, of prepare.py and of its options. Paths are left out, so that moving the
- * files does not change it. */
+ * folder's tokenizer, of prepare.py with its modules and of its options. Paths are left out, so
+ * that moving the files does not change it. */
 #ifndef PROGRAM_DIGEST_H
 #define PROGRAM_DIGEST_H
 
@@ -116,6 +116,33 @@ static int program_digest_tokenizer(program *p, uint64_t *digest, const char *fo
         if (!access(path, F_OK) && program_digest_file(p, digest, path)) return -1;
     }
     return 0;
+}
+
+/* ---- prepare.py, and its modules in tokens/ beside it ---- */
+
+static int program_is_module(const struct dirent *entry) {
+    size_t length = strlen(entry->d_name);
+    return entry->d_name[0] != '.' && length > 3 && !strcmp(entry->d_name + length - 3, ".py");
+}
+
+/* Adds prepare.py, then the name and bytes of each module, sorted by name. */
+static int program_digest_prepare(program *p, uint64_t *digest, const char *path) {
+    int beside = (int)(program_base(path) - path);
+    char *folder = program_text("%.*stokens", beside, path);
+    struct dirent **modules = NULL;
+    int failed = program_digest_file(p, digest, path);
+    int count = failed ? 0 : scandir(folder, &modules, program_is_module, alphasort);
+    if (count < 0)
+        return demo_fail(p->error, "%.300s: %s; start seqpar where it was built", folder,
+                         strerror(errno));
+    for (int i = 0; i < count; i++) {
+        char *module = program_text("%s/%s", folder, modules[i]->d_name);
+        *digest = program_digest_text(*digest, modules[i]->d_name);
+        failed = failed || program_digest_file(p, digest, module);
+        free(modules[i]);
+    }
+    free(modules);
+    return failed ? -1 : 0;
 }
 
 #endif

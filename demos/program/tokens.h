@@ -155,7 +155,7 @@ static int program_digest_words(program *p, uint64_t *digest, const program_set 
 static int program_digest_all(program *p, uint64_t *digest, const program_set *set,
                               const char *prepare) {
     *digest = UINT64_C(14695981039346656037);
-    return program_digest_words(p, digest, set) || program_digest_file(p, digest, prepare) ||
+    return program_digest_words(p, digest, set) || program_digest_prepare(p, digest, prepare) ||
                    program_digest_tokenizer(p, digest, set->pretrain) ||
                    program_digest_data(p, digest, set->paths)
                ? -1

@@ -39,6 +39,15 @@ def of_set(path, top=True):
     return found
 
 
+def of_prepare(path):
+    """The script, and the modules beside it in the order of their names."""
+    found, folder = of_file(path), os.path.join(os.path.dirname(path), "tokens")
+    for name in sorted(os.listdir(folder), key=os.fsencode):
+        if name.endswith(".py") and name[0] != ".":
+            found += of_text(name) + of_file(os.path.join(folder, name))
+    return found
+
+
 def of_words(words):
     found, words = b"", iter(words)
     for word in words:
@@ -62,7 +71,7 @@ def digest(data):
 def main():
     words = json.loads(sys.stdin.readline())["words"]
     value = {word: words[i + 1] for i, word in enumerate(words[:-1])}
-    data = of_words(words) + of_file(sys.argv[1])
+    data = of_words(words) + of_prepare(sys.argv[1])
     for name in OF_A_MODEL:
         path = f"{value['--pretrain']}/{name}"
         data += of_text(name) + (of_file(path) if os.path.exists(path) else b"")

@@ -6,7 +6,8 @@ import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "demos"))
-import prepare  # noqa: E402
+import prepare  # noqa: E402, F401 - of the tests
+from tokens.base import Refused  # noqa: E402
 
 OUT = sys.argv[1]
 RESULTS = {True: 0, False: 0}
@@ -19,7 +20,7 @@ class Sentence(str):
 def outcome(function, arguments):
     try:
         return function(*arguments)
-    except prepare.Refused as why:
+    except Refused as why:
         return Sentence(why)
     except (Exception, SystemExit) as why:
         return f"{type(why).__name__} {why}"

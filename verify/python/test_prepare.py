@@ -27,6 +27,9 @@ sys.path.insert(0, os.path.join(ROOT, "demos"))
 import prepare  # noqa: E402
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers  # noqa: E402
 from tokenizers import pre_tokenizers, processors, trainers  # noqa: E402
+from tokens import chat_template, data_sets, model_folder, processes, token_file  # noqa: E402
+from tokens.base import Refused  # noqa: E402
+from tokens.reader import common_prompt  # noqa: E402
 
 try:
     from transformers import PreTrainedTokenizerFast
@@ -167,14 +170,14 @@ class Read:
             name, crc, begin, size, _ = struct.unpack_from("<IIQQQ", raw, 96 + 32 * i)
             self.sections[name] = raw[begin:begin + size]
             assert begin % 64 == 0 and zlib.crc32(self.sections[name]) == crc
-        offsets = self.numbers(prepare.OFFSETS, "Q")
-        ids, mask = self.numbers(prepare.IDS, "i"), self.sections[prepare.MASK]
+        offsets = self.numbers(token_file.OFFSETS, "Q")
+        ids, mask = self.numbers(token_file.IDS, "i"), self.sections[token_file.MASK]
         self.ids = [list(ids[a:b]) for a, b in zip(offsets, offsets[1:])]
         self.mask = [list(mask[a:b]) for a, b in zip(offsets, offsets[1:])]
         assert len(self.ids) == documents and len(ids) == len(mask) == tokens
-        self.stops = list(self.numbers(prepare.STOPS, "i"))
-        self.words, self.flags = self.texts(prepare.WORD_OFFSETS, prepare.WORDS), self.sections[prepare.WORD_FLAGS]
-        self.about = json.loads(self.sections[prepare.ABOUT])
+        self.stops = list(self.numbers(token_file.STOPS, "i"))
+        self.words, self.flags = self.texts(token_file.WORD_OFFSETS, token_file.WORDS), self.sections[token_file.WORD_FLAGS]
+        self.about = json.loads(self.sections[token_file.ABOUT])
 
     def numbers(self, name, code):
         return struct.unpack(f"<{len(self.sections[name]) // struct.calcsize(code)}{code}", self.sections[name])
@@ -223,7 +226,7 @@ def refused(part, model, data, *more, kind="sft"):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             prepare.prepare(["--pretrain", folder(model), "--dataset", data, "--output", path, "--kind", kind, "--workers", "1",
                              *more])
-    except prepare.Refused as why:
+    except Refused as why:
         assert part in str(why), f"'{why}' instead of: {part}"
         assert not [name for name in os.listdir(OUT) if name.startswith("refused")], "something was written"
         return
@@ -284,7 +287,7 @@ def test_against_transformers():
         records = conversations(5, 120)
         data = lines("chats", records)
         theirs = PreTrainedTokenizerFast(tokenizer_file=f"{folder(name)}/tokenizer.json", **{
-            key: prepare.token_text(value) for key, value in prepare.read_json(folder(name), "tokenizer_config.json").items()})
+            key: model_folder.token_text(value) for key, value in model_folder.read_json(folder(name), "tokenizer_config.json").items()})
         marked, plain = run(name, data, *CHAT), run(name + "_plain", data, *CHAT)
         assert len(marked.ids) == len(records)
         for i, record in enumerate(records):
@@ -350,15 +353,15 @@ def test_prompts():
     records = [{"q": "2 + 3?", "a": "5"}, {"q": "e\u0301", "a": 7.5}]
     read = run("chatml", lines("prompts", records), "--input_key", "q", "--label_key", "a", "--input_template", "<{}>",
                kind="prompts")
-    assert read.texts(prepare.PROMPT_OFFSETS, prepare.PROMPTS) == [b"<2 + 3?>", "<e\u0301>".encode()]
-    assert read.texts(prepare.ANSWER_OFFSETS, prepare.ANSWERS) == [b"5", b"7.5"]
+    assert read.texts(token_file.PROMPT_OFFSETS, token_file.PROMPTS) == [b"<2 + 3?>", "<e\u0301>".encode()]
+    assert read.texts(token_file.ANSWER_OFFSETS, token_file.ANSWERS) == [b"5", b"7.5"]
     assert not any(map(any, read.mask)) and read.kind == 4
 
 
 def test_pairs():
     records = [{"p": "q", "chosen": "good", "rejected": "bad", "margin": 0.5}, {"p": "q", "chosen": "same", "rejected": "same"}]
     read = run("chatml", lines("pairs", records), "--prompt_key", "p", kind="pairs")
-    margins = read.numbers(prepare.MARGINS, "d")
+    margins = read.numbers(token_file.MARGINS, "d")
     assert margins[0] == 0.5 and math.isnan(margins[1])
     assert [read.learnt(i) for i in range(4)] == [[f"{w}<|im_end|>"] for w in ("good", "bad", "same", "same")]
     assert read.about["counts"]["identical"] == 1 and read.about["counts"]["two_prompts"] == 0
@@ -393,7 +396,7 @@ def test_contents():
     for model in ("chatml", "chatml_plain"):
         assert run(model, turn(content=parts), *CHAT).learnt(0) == ["one two<|im_end|>"], model
         asked = lines("asked", [{"messages": [{"role": "user", "content": parts}]}])
-        assert b"user\none two<|im_end|>" in run(model, asked, *CHAT, kind="prompts").texts(prepare.PROMPT_OFFSETS, prepare.PROMPTS)[0]
+        assert b"user\none two<|im_end|>" in run(model, asked, *CHAT, kind="prompts").texts(token_file.PROMPT_OFFSETS, token_file.PROMPTS)[0]
         refused('"messages"[1] has the content null, but text is needed', model, turn(content=None), *CHAT)
         refused('"messages"[1] has the content null, but text is needed', model, turn(), *CHAT)
         refused('"messages"[1] has the content 5, but text is needed', model, turn(content=5), *CHAT)
@@ -472,7 +475,7 @@ def test_common_prompts():
     """Without a key of the prompt it ends with the last "Assistant:" of both, or before the first turn or word that differs."""
     for prompt, chosen, rejected in PROMPTS:
         for one, other in ((chosen, rejected), (rejected, chosen)):
-            assert prepare.common_prompt(prompt + one, prompt + other) == len(prompt), (prompt, one, other)
+            assert common_prompt(prompt + one, prompt + other) == len(prompt), (prompt, one, other)
         read = run("chatml", lines("pairs", [{"chosen": prompt + chosen, "rejected": prompt + rejected}]), kind="pairs")
         whole = [f"{w}<|im_end|>" for w in (chosen, rejected)]  # nothing predicts a first token
         assert [read.learnt(i)[0] for i in range(2)] == whole if prompt else read.learnt(0)[0] in whole[0], (prompt, chosen)
@@ -602,7 +605,7 @@ def test_places():
         before = content(path)
         try:
             prepare.prepare(["--pretrain", folder("chatml"), "--dataset", good, "--output", path, "--overwrite"])
-        except prepare.Refused as why:
+        except Refused as why:
             assert "is there and no token file, which alone is replaced" in str(why), why
         assert content(path) == before, f"{name} was replaced"
 
@@ -641,12 +644,12 @@ def test_damaged_folders():
     for text, said in (("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ messages[0].content * 2 ** 70 }}", "does not take these 2 messages"),
                        ("{{ (2.0 ** 1024) }}", "OverflowError"), ("{{ 'a' % 5 }}", "TypeError")):
         refused(said, "chatml", good, *CHAT, "--tokenizer_chat_template", text)
-    whole, prepare.LONGEST = prepare.LONGEST, 0.2
+    whole, chat_template.LONGEST = chat_template.LONGEST, 0.2
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     try:
         refused("takes more than 0.2 seconds for one text", "chatml", good, *CHAT, "--tokenizer_chat_template", endless)
     finally:
-        prepare.LONGEST = whole
+        chat_template.LONGEST = whole
     code = subprocess.run([sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", good, "--output",
                            f"{OUT}/refused.tokens", *CHAT, "--workers", "1", "--tokenizer_chat_template",
                            "{{ raise_exception('\x1b[31m red') }}"], capture_output=True, text=True)
@@ -655,8 +658,8 @@ def test_damaged_folders():
 
 def test_environment():
     """The environment of chat templates, as transformers has it."""
-    begin, end = prepare.MARK_BEGIN, prepare.MARK_END
-    environment = prepare.template_environment(datetime.datetime(2024, 5, 6))
+    begin, end = chat_template.MARK_BEGIN, chat_template.MARK_END
+    environment = chat_template.template_environment(datetime.datetime(2024, 5, 6))
     for text, want in (
             ("{{ {'b': '\u00e9<', 'a': 1} | tojson }}", '{"b": "\u00e9<", "a": 1}'), ("{{ [1, 2] | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
             ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "b": 1}'),
@@ -665,7 +668,7 @@ def test_environment():
             ("{% for i in [1, 2] %}{{ i }}{% break %}{% endfor %}", "1"), ("a{% generation %}b{% endgeneration %}c", f"a{begin}b{end}c")):
         assert environment.from_string(text).render() == want, (text, environment.from_string(text).render())
     for text, marked in (("{% generation %}{% endgeneration %}", True), ("{%- generation -%}{%- endgeneration -%}", True), ("generation", False)):
-        made = prepare.Template(text, prepare.Folder(folder("chatml")), datetime.datetime.now())
+        made = chat_template.Template(text, model_folder.Folder(folder("chatml")), datetime.datetime.now())
         assert (made.marked, made.stops) == (marked, ("<|im_end|>", "<|endoftext|>")), text
 
 
@@ -724,7 +727,7 @@ def test_labelled():
     records = [{"input": "q", "output": "a", "label": label} for label in (True, 0, "1", False)]
     for more in ([], ["--apply_chat_template"]):
         read = run("chatml", lines("labelled", records), *more, kind="labelled")
-        assert list(read.sections[prepare.LABELS]) == [1, 0, 1, 0] and read.learnt(0) == ["a<|im_end|>"]
+        assert list(read.sections[token_file.LABELS]) == [1, 0, 1, 0] and read.learnt(0) == ["a<|im_end|>"]
         assert read.ids[0][-1] == read.eos
     refused(':1: "label" is 2, but it must be true or false', "chatml", lines("bad", [{"input": "q", "output": "a", "label": 2}]),
             kind="labelled")
@@ -792,7 +795,7 @@ def test_stream():
     path = f"{OUT}/plain.txt"
     with open(path, "w", encoding="utf-8", newline="") as file:
         file.write(text)
-    whole, prepare.STREAM = prepare.STREAM, 500
+    whole, data_sets.STREAM = data_sets.STREAM, 500
     try:
         for name in FOLDERS:
             want = Tokenizer.from_file(f"{folder(name)}/tokenizer.json").encode(text, add_special_tokens=False).ids
@@ -803,17 +806,17 @@ def test_stream():
                 assert read.text(want).lstrip() == text.replace("\u2581", spaces).lstrip()
                 assert {len(ids) for ids in read.ids[:-1]} == {64} and all(m == [0] + [1] * (len(m) - 1) for m in read.mask)
     finally:
-        prepare.STREAM = whole
+        data_sets.STREAM = whole
     refused("it needs --pretrain_mode", "chatml", path)
 
 
 def test_workers():
-    data, whole = lines("many", conversations(9, 1500)), prepare.BATCH
-    prepare.BATCH = 32
+    data, whole = lines("many", conversations(9, 1500)), processes.BATCH
+    processes.BATCH = 32
     try:
         one, four = run("chatml_plain", data, *CHAT), run("chatml_plain", data, *CHAT, workers=4, out="four")
     finally:
-        prepare.BATCH = whole
+        processes.BATCH = whole
     assert one.raw == four.raw and len(one.ids) == 1500
     broken = lines("many", conversations(9, 1200) + ["{"])
     code = subprocess.run([sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", broken,
@@ -879,7 +882,7 @@ def test_refused():
         file.write("mine")
     try:
         prepare.prepare(["--pretrain", folder("chatml"), "--dataset", good, "--output", f"{OUT}/there.tokens"])
-    except prepare.Refused as why:
+    except Refused as why:
         assert "is there already; add --overwrite" in str(why)
     with open(f"{OUT}/there.tokens") as file:
         assert file.read() == "mine"
@@ -1083,7 +1086,7 @@ def test_servers():
     model_of(f"{out}_model", "chatml")
     asked = asked_of_a_server(["--prompt_data", f"{out}.tokens", "--pretrain", f"{out}_model", *SMALL[:5],
                                "--rollout_batch_size", "3", "--generate_max_len", "8", "--save_path", f"{out}_ppo"])
-    texts = {text.decode() for text in prompts.texts(prepare.PROMPT_OFFSETS, prepare.PROMPTS)}
+    texts = {text.decode() for text in prompts.texts(token_file.PROMPT_OFFSETS, token_file.PROMPTS)}
     assert len(asked) == 2 and "<|im_start|>user\n3 + 3?<|im_end|>\n<|im_start|>assistant\n" in texts
     for question in asked:
         for query, prompt, label in zip(question["query"], question["prompts"], question["labels"]):

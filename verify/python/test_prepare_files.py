@@ -7,25 +7,31 @@ how it ends.
 import array
 import collections
 import contextlib
+import ctypes
 import datetime
 import gzip
 import io
 import os
 import random
+import re
 import resource
+import signal
 import struct
 import sys
 import time
 import types
 import zlib
 from prepare_tables import OUT, Sentence, end, prepare, rows, write
+import tokens
+from tokens import data_sets, fill, option_rules, processes, token_file
+from tokens.base import Refused
 
 # ---- records of files ----
 
 
 def items(name, data):
     path = write(f"items/{name}", data)
-    return [(record[0] == path, *record[1:]) for record in prepare.json_items(path)]
+    return [(record[0] == path, *record[1:]) for record in data_sets.json_items(path)]
 
 
 def line(number, raw):
@@ -53,7 +59,7 @@ def parquet(records, batches):
     sys.modules["pyarrow"], sys.modules["pyarrow.parquet"] = types.ModuleType("pyarrow"), types.SimpleNamespace(ParquetFile=read)
     sys.modules["pyarrow"].parquet = sys.modules["pyarrow.parquet"]
     try:
-        return list(prepare.parquet_items("x.parquet"))
+        return list(data_sets.parquet_items("x.parquet"))
     finally:
         for name, module in here.items():
             sys.modules.pop(name) if module is None else sys.modules.update({name: module})
@@ -62,7 +68,7 @@ def parquet(records, batches):
 def no_parquet():
     here, sys.modules["pyarrow"] = sys.modules.get("pyarrow"), None
     try:
-        return list(prepare.parquet_items("x.parquet"))
+        return list(data_sets.parquet_items("x.parquet"))
     finally:
         sys.modules.pop("pyarrow") if here is None else sys.modules.update(pyarrow=here)
 
@@ -76,11 +82,11 @@ def unreadable(why):
     def ends(path):
         raise why
         yield
-    whole, prepare.json_items = prepare.json_items, ends
+    whole, data_sets.json_items = data_sets.json_items, ends
     try:
-        return list(prepare.file_items(write("items/a.jsonl", b"{}")))
+        return list(data_sets.file_items(write("items/a.jsonl", b"{}")))
     finally:
-        prepare.json_items = whole
+        data_sets.json_items = whole
 
 
 NO_GZIP = f"{OUT}/items/a.jsonl is no whole gzip file ({{}}); take it anew from where it is from"
@@ -88,7 +94,7 @@ rows("file_items", unreadable, [
     ((EOFError("e"),), Sentence(NO_GZIP.format("e"))), ((zlib.error("z"),), Sentence(NO_GZIP.format("z"))),
     ((gzip.BadGzipFile("g"),), Sentence(NO_GZIP.format("g"))),
     ((PermissionError(13, "Permission denied"),), Sentence(f"{OUT}/items/a.jsonl cannot be read: Permission denied; look at its permissions"))])
-rows("file_items_whole", lambda name: [record for _, _, record in prepare.file_items(write(f"items/{name}", b"{}"))],
+rows("file_items_whole", lambda name: [record for _, _, record in data_sets.file_items(write(f"items/{name}", b"{}"))],
     [(("a.jsonl",), [b"{}"]), (("a.json",), [b"{}"])])
 
 
@@ -98,7 +104,7 @@ def files(split, *names):
     os.makedirs(folder, exist_ok=True)
     for name in names:
         write(os.path.join(os.path.relpath(folder, OUT), name), b"{}")
-    return [os.path.relpath(path, folder) for path in prepare.folder_files(folder, split)]
+    return [os.path.relpath(path, folder) for path in data_sets.folder_files(folder, split)]
 
 
 def none_of(split, names, has):
@@ -121,7 +127,7 @@ rows("folder_files", files, [
     (("train", *MANY), none_of("train", MANY, ", ".join(MANY[:8]))),
     (("train", "tests", "a.jsonl"), none_of("train", ["tests", "a.jsonl"], "a.jsonl, tests"))])
 write("set/train.jsonl", b"{}")
-rows("set_files", prepare.set_files, [
+rows("set_files", data_sets.set_files, [
     ((f"{OUT}/set", "train"), [f"{OUT}/set/train.jsonl"]), ((f"json@{OUT}/set", "train"), [f"{OUT}/set/train.jsonl"]),
     ((f"parquet@{OUT}/set", "train"), [f"{OUT}/set/train.jsonl"]),
     (("x.jsonl", "train"), ["x.jsonl"]), (("json@x.jsonl", "train"), ["x.jsonl"]),
@@ -143,7 +149,7 @@ def drawn(seed, weights, *counts):
 
 
 def mixed(seed, weights, *counts):
-    return list(prepare.sampled([iter([(which, i) for i in range(count)]) for which, count in enumerate(counts)], weights, seed))
+    return list(data_sets.sampled([iter([(which, i) for i in range(count)]) for which, count in enumerate(counts)], weights, seed))
 
 
 rows("sampled", mixed, [
@@ -164,7 +170,7 @@ def numbered(name, first, last, which):
     return [f"{name}{i}.{which}" for i in range(first, last + 1)]
 
 
-rows("in_shares", lambda sets, limit: counted(prepare.in_shares(sets, limit)), [
+rows("in_shares", lambda sets, limit: counted(data_sets.in_shares(sets, limit)), [
     (([[TEN], [FIVE]], 6), numbered("t", 1, 4, 0) + numbered("f", 1, 2, 1)),
     (([[TEN], [FIVE]], 15), numbered("t", 1, 10, 0) + numbered("f", 1, 5, 1)),
     (([[TEN], [FIVE]], 99), numbered("t", 1, 10, 0) + numbered("f", 1, 5, 1)),
@@ -175,7 +181,7 @@ rows("in_shares", lambda sets, limit: counted(prepare.in_shares(sets, limit)), [
 
 def read(words):
     o = prepare.options_of(["--pretrain", "none", "--output", f"{OUT}/new", *words.split()])
-    return counted(prepare.data_items(o))
+    return counted(data_sets.data_items(o))
 
 
 LIMITED = '[{"max_samples":2},{"max_samples":9}]'
@@ -196,18 +202,18 @@ rows("data_items_seed", lambda seed: [name[0] for name in read(f"--dataset {TEN}
 
 # ---- plain text ----
 
-rows("line_begin", prepare.line_begin, [(("",), 0), (("a",), 0), (("a\nb",), 2), (("a\n",), 0), (("a\nb\n",), 2), (("a\n b",), 0),
+rows("line_begin", data_sets.line_begin, [(("",), 0), (("a",), 0), (("a\nb",), 2), (("a\n",), 0), (("a\nb\n",), 2), (("a\n b",), 0),
     (("a\nb\n c\n\n",), 2), (("\na",), 1), (("\n",), 0), (("a\nb\ncd",), 4)])
 
 
 def dealt(text, stream, around):
-    whole = prepare.STREAM, prepare.AROUND
-    prepare.STREAM, prepare.AROUND = stream, around
+    whole = data_sets.STREAM, data_sets.AROUND
+    data_sets.STREAM, data_sets.AROUND = stream, around
     try:
         path = write("dealt.txt", text)
-        found = list(prepare.stream_items([path]))
+        found = list(data_sets.stream_items([path]))
     finally:
-        prepare.STREAM, prepare.AROUND = whole
+        data_sets.STREAM, data_sets.AROUND = whole
     assert all(one[0] == path for one in found)
     return [one[1:] for one in found]
 
@@ -220,17 +226,17 @@ rows("stream_items", dealt, [
     (("\nab\ncd", 99, 5), [("", "\nab\n", "cd"), ("\nab\n", "cd", "")]),
     (("a\nb\nc\nd\ne\nfghij", 99, 3), [("", "a\nb\nc\nd\ne\n", "fgh"), ("d\ne\n", "fghij", "")]),
     (("\ufeffa\r\nb", 99, 2), [("", "a\r\n", "b"), ("a\r\n", "b", "")])])
-rows("stream_sizes", lambda: (prepare.STREAM, prepare.AROUND, prepare.BATCH, prepare.GROUP), [((), (1 << 22, 256, 256, 1000))])
+rows("stream_sizes", lambda: (data_sets.STREAM, data_sets.AROUND, processes.BATCH, fill.GROUP), [((), (1 << 22, 256, 256, 1000))])
 
 # ---- the file ----
 
 
 def sections():
-    one = prepare.Section(OUT)
+    one = token_file.Section(OUT)
     one.add(b"ab")
     one.add(b"c")
     one.file.seek(0)
-    offsets = prepare.Offsets()
+    offsets = token_file.Offsets()
     offsets.add([2, 0])
     offsets.add([3])
     return one.file.read(), one.size, one.crc, list(offsets.values), offsets.at
@@ -245,10 +251,10 @@ def padded(data):
     return data + bytes(-len(data) % 64)
 
 
-def token_file(kind, number):
+def written_file(kind, number):
     """The file by the comment at the head of demos/trainer/data/token_file.h, and what prepare.py writes."""
     path = f"{OUT}/made.tokens"
-    file = prepare.TokenFile(path)
+    file = token_file.TokenFile(path)
     file.add({2: struct.pack("<2i", 5, 6), 3: b"\0\1", 1: [2]})
     file.add({2: struct.pack("<3i", 7, 8, 9), 3: b"\0\1\1", 1: [3]})
     file.write(kind, FOLDER, {"b": "\u00e9", "a": 1})
@@ -266,7 +272,7 @@ def token_file(kind, number):
     return same, [name for name in os.listdir(OUT) if name.endswith(".tmp")]
 
 
-rows("token_file", token_file, [((kind, number), (True, [])) for kind,
+rows("token_file", written_file, [((kind, number), (True, [])) for kind,
     number in (("sft", 1), ("pairs", 2), ("labelled", 3), ("prompts", 4), ("steps", 5))])
 
 
@@ -275,7 +281,7 @@ def big_section():
     here = os.getcwd()
     os.chdir(OUT)
     try:
-        file = prepare.TokenFile("big.tokens")
+        file = token_file.TokenFile("big.tokens")
         file.add({2: b"x" * ((1 << 20) + 5)})
         file.replace(b"head")
         with open("big.tokens", "rb") as made:
@@ -290,7 +296,7 @@ rows("token_file_big", big_section, [((), (True, True))])
 def not_written():
     """The temporary file goes, and what was there stays."""
     path = write("kept/made.tokens", b"before")
-    file = prepare.TokenFile(path)
+    file = token_file.TokenFile(path)
     file.add({2: b"x"})
     file.sections[2].file.close()
     with contextlib.suppress(ValueError):
@@ -302,7 +308,7 @@ rows("token_file_kept", not_written, [((), (["made.tokens"], b"before"))])
 
 # ---- processes ----
 
-rows("batches", lambda count: [list(batch) for batch in prepare.batches(iter(range(count)))],
+rows("batches", lambda count: [list(batch) for batch in processes.batches(iter(range(count)))],
     [((0,), []), ((1,), [[0]]), ((256,), [list(range(256))]), ((257,), [list(range(256)), [256]]),
         ((513,), [list(range(256)), list(range(256, 512)), [512]])])
 
@@ -318,12 +324,12 @@ class Doubling:
 
 
 def doubled(workers, parts):
-    whole, prepare.Maker = prepare.Maker, Doubling
+    whole, processes.Maker = processes.Maker, Doubling
     o = types.SimpleNamespace(workers=workers, by=2)
     try:
-        return list(prepare.in_order(o, "now", Doubling(types.SimpleNamespace(by=3), "own"), prepare.worker_batch, range(parts)))
+        return list(processes.in_order(o, "now", Doubling(types.SimpleNamespace(by=3), "own"), processes.worker_batch, range(parts)))
     finally:
-        prepare.Maker = whole
+        processes.Maker = whole
 
 
 rows("in_order", doubled, [((1, 3), [(0, "own"), (3, "own"), (6, "own")]), ((2, 20), [(2 * i, "now") for i in range(20)]), ((2, 0), [])])
@@ -337,11 +343,11 @@ class Ending(Doubling):
 
 
 def broken():
-    whole, prepare.Maker = prepare.Maker, Ending
+    whole, processes.Maker = processes.Maker, Ending
     try:
-        return list(prepare.in_order(types.SimpleNamespace(workers=2, by=2), "now", None, prepare.worker_batch, range(2)))
+        return list(processes.in_order(types.SimpleNamespace(workers=2, by=2), "now", None, processes.worker_batch, range(2)))
     finally:
-        prepare.Maker = whole
+        processes.Maker = whole
 
 
 rows("in_order_broken", broken, [
@@ -350,17 +356,17 @@ rows("in_order_broken", broken, [
 
 def begun():
     """What a process does first, and what it has then."""
-    calls, whole = [], (prepare.signal.signal, prepare.end_with_parent, prepare.Maker, prepare._maker)
-    prepare.signal.signal, prepare.end_with_parent, prepare.Maker = lambda *given: calls.append(given), calls.append, lambda *given: given
+    calls, whole = [], (signal.signal, processes.end_with_parent, processes.Maker, processes._maker)
+    signal.signal, processes.end_with_parent, processes.Maker = lambda *given: calls.append(given), calls.append, lambda *given: given
     os.environ.pop("TOKENIZERS_PARALLELISM", None)
     try:
-        prepare.worker_begin("options", "now", 7)
-        return calls, prepare._maker, os.environ["TOKENIZERS_PARALLELISM"]
+        processes.worker_begin("options", "now", 7)
+        return calls, processes._maker, os.environ["TOKENIZERS_PARALLELISM"]
     finally:
-        prepare.signal.signal, prepare.end_with_parent, prepare.Maker, prepare._maker = whole
+        signal.signal, processes.end_with_parent, processes.Maker, processes._maker = whole
 
 
-rows("worker_begin", begun, [((), ([(prepare.signal.SIGINT, prepare.signal.SIG_IGN), 7], ("options", "now"), "false"))])
+rows("worker_begin", begun, [((), ([(signal.SIGINT, signal.SIG_IGN), 7], ("options", "now"), "false"))])
 
 
 class Terminal(io.StringIO):
@@ -383,7 +389,7 @@ def progress(there, *times):
     time.monotonic = lambda: next(clock)
     try:
         with contextlib.redirect_stderr(said):
-            drawn = prepare.Progress()
+            drawn = processes.Progress()
             for n in range(1, len(times) - 1):
                 drawn.step({"read": 1000 * n}, 5000 * n)
             return drawn.end(), said.getvalue()
@@ -430,13 +436,13 @@ class Ends:
 
 
 def orphan(parent):
-    calls, real = [], prepare.ctypes.CDLL
-    prepare.ctypes.CDLL = lambda name: types.SimpleNamespace(prctl=lambda *given: calls.append((name, *given)))
+    calls, real = [], ctypes.CDLL
+    ctypes.CDLL = lambda name: types.SimpleNamespace(prctl=lambda *given: calls.append((name, *given)))
     try:
         with Ends() as said:
-            prepare.end_with_parent(parent)
+            processes.end_with_parent(parent)
     finally:
-        prepare.ctypes.CDLL = real
+        ctypes.CDLL = real
     return calls, said
 
 
@@ -445,7 +451,7 @@ rows("end_with_parent", orphan, [((os.getppid(),), ([(None, 1, 9)], [])), ((os.g
 # ---- documents of several records ----
 
 
-class Kept(prepare.TokenFile):
+class Kept(token_file.TokenFile):
     """A token file, and what was added to it."""
 
     def __init__(self):
@@ -454,7 +460,7 @@ class Kept(prepare.TokenFile):
 
     def add(self, made):
         super().add(made)
-        self.all.append(([*array.array("i", made[prepare.IDS])], [*made[prepare.MASK]], made[prepare.OFFSETS]))
+        self.all.append(([*array.array("i", made[token_file.IDS])], [*made[token_file.MASK]], made[token_file.OFFSETS]))
 
 
 class Steps:
@@ -471,39 +477,39 @@ def together(make, given, folder=None, **options):
     """What becomes of batches that are made already."""
     o = types.SimpleNamespace(**{"max_len": 4, "max_samples": 99, **options})
     maker, file, counts, steps = types.SimpleNamespace(folder=folder), Kept(), collections.Counter(), Steps()
-    whole, asked = (prepare.in_order, prepare.data_items, prepare.data_files, prepare.stream_items), []
+    whole, asked = (fill.in_order, fill.data_items, fill.data_files, fill.stream_items), []
 
     def in_order(*given_to):
         asked.append((*given_to[:3], given_to[3].__name__, list(given_to[4])))
         return iter(given)
-    prepare.in_order, prepare.data_items, prepare.data_files = in_order, lambda asks: [asks], lambda asks: [[asks]]
-    prepare.stream_items = lambda files: [files]
+    fill.in_order, fill.data_items, fill.data_files = in_order, lambda asks: [asks], lambda asks: [[asks]]
+    fill.stream_items = lambda files: [files]
     try:
         make(o, "now", maker, file, counts, steps)
     finally:
-        prepare.in_order, prepare.data_items, prepare.data_files, prepare.stream_items = whole
-    work = "worker_stream" if make is prepare.make_stream else "worker_batch"
+        fill.in_order, fill.data_items, fill.data_files, fill.stream_items = whole
+    work = "worker_stream" if make is fill.make_stream else "worker_batch"
     assert asked == [(o, "now", maker, work, [[o]])], asked
     return file.all, {key: n for key, n in counts.items() if n}, steps.all
 
 
 def batch(*documents, **counts):
     ids = [i for one in documents for i in one]
-    return {prepare.IDS: array.array("i", ids).tobytes(), prepare.MASK: bytes(len(ids)),
-        prepare.OFFSETS: [len(one) for one in documents]}, {"read": len(documents), **counts}
+    return {token_file.IDS: array.array("i", ids).tobytes(), token_file.MASK: bytes(len(ids)),
+        token_file.OFFSETS: [len(one) for one in documents]}, {"read": len(documents), **counts}
 
 
 def whole(ids, mask):
     return ids, mask, [len(ids)]
 
 
-rows("make_records", lambda: together(prepare.make_records, [batch([1, 2], [3]), batch([4], kept=1)]), [
+rows("make_records", lambda: together(fill.make_records, [batch([1, 2], [3]), batch([4], kept=1)]), [
     ((), ([([1, 2, 3], [0, 0, 0], [2, 1]), ([4], [0], [1])], {"read": 3, "kept": 1}, [(2, 3), (3, 4)]))])
 LEARNT = [0, 1, 1, 1]
 
 
 def blocks(prefix, bos, *given, **options):
-    return together(prepare.make_blocks, list(given), types.SimpleNamespace(prefix=prefix, bos=bos), **options)
+    return together(fill.make_blocks, list(given), types.SimpleNamespace(prefix=prefix, bos=bos), **options)
 
 
 rows("make_blocks", blocks, [
@@ -519,11 +525,11 @@ rows("make_blocks", blocks, [
 
 
 def groups(config, bos, pad, *given):
-    size, prepare.GROUP = prepare.GROUP, 2
+    size, fill.GROUP = fill.GROUP, 2
     try:
-        return together(prepare.make_groups, list(given), types.SimpleNamespace(config=config, bos=bos, pad=pad, eos=9))
+        return together(fill.make_groups, list(given), types.SimpleNamespace(config=config, bos=bos, pad=pad, eos=9))
     finally:
-        prepare.GROUP = size
+        fill.GROUP = size
 
 
 LLAMA = {"tokenizer_class": "LlamaTokenizer"}
@@ -544,7 +550,7 @@ rows("make_groups", groups, [
 
 
 def of_stream(max_samples, *given):
-    return together(prepare.make_stream, [array.array("i", ids).tobytes() for ids in given], max_len=4, max_samples=max_samples)
+    return together(fill.make_stream, [array.array("i", ids).tobytes() for ids in given], max_len=4, max_samples=max_samples)
 
 
 rows("make_stream", of_stream, [
@@ -619,7 +625,7 @@ def settled(words, data=TEN):
     o = prepare.options_of(["--pretrain", "none", "--output", f"{OUT}/new", "--dataset", data, *words.split(" ")] if words else ["--pretrain",
         "none", "--output", f"{OUT}/new", "--dataset", data])
     before = dict(vars(o))
-    prepare.settle(o)
+    option_rules.settle(o)
     return {key: value for key, value in vars(o).items() if key not in before or before[key] != value or key == "input_key"}
 
 
@@ -697,9 +703,9 @@ rows("settle_takes", lambda words: settled(words)["plain"], [
         "--tokenizer_chat_template x --apply_chat_template", "--kind prompts --truncation drop", "--pretrain_mode --max_len 1", "--max_len 1")])
 rows("settle_steps_marks", lambda words: vars(types.SimpleNamespace(**settled(words)))["reward_tokens"],
     [((f"{STEPS} --reward_tokens {MARKS[:-2]}",), MARKS[:-2]), ((f"{STEPS} --reward_tokens a b",), "a b")])
-rows("replaceable", lambda data: prepare.replaceable(write("there", data)),
-    [((b"",), True), ((prepare.MAGIC,), True), ((prepare.MAGIC + b"x",), True), ((prepare.MAGIC[:-1],), False),
-        ((b"x" + prepare.MAGIC,), False)])
+rows("replaceable", lambda data: token_file.replaceable(write("there", data)),
+    [((b"",), True), ((token_file.MAGIC,), True), ((token_file.MAGIC + b"x",), True), ((token_file.MAGIC[:-1],), False),
+        ((b"x" + token_file.MAGIC,), False)])
 
 # ---- what is said ----
 
@@ -752,7 +758,7 @@ class Whole:
             self.log.append(name)
             counts.update(self.counts)
             if self.tokens:
-                file.sections[prepare.OFFSETS] = types.SimpleNamespace(at=self.tokens)
+                file.sections[token_file.OFFSETS] = types.SimpleNamespace(at=self.tokens)
         return make
 
 
@@ -762,7 +768,7 @@ MAKES = ("make_stream", "make_groups", "make_blocks", "make_records")
 def prepared(words, counts, tokens, data=TEN, blocks=False):
     """Which way it was made, what was written, and what was said, without the time it took."""
     whole, fake, written = {name: getattr(prepare, name) for name in ("Maker", *MAKES)}, Whole(counts, tokens, blocks), []
-    write_whole, prepare.TokenFile.write = prepare.TokenFile.write, lambda file, kind, folder, about: written.append((kind,
+    write_whole, token_file.TokenFile.write = token_file.TokenFile.write, lambda file, kind, folder, about: written.append((kind,
         sorted(file.sections), about["summary"], file.path))
     prepare.Maker = fake
     for name in MAKES:
@@ -772,12 +778,12 @@ def prepared(words, counts, tokens, data=TEN, blocks=False):
             prepare.prepare(["--pretrain", "none", "--output", f"{OUT}/new", "--dataset", data, *words.split()])
     finally:
         vars(prepare).update(whole)
-        prepare.TokenFile.write = write_whole
+        token_file.TokenFile.write = write_whole
     now = fake.log[0]
     assert (now.minute, now.second, now.microsecond) == (0, 0, 0) and abs(now - datetime.datetime.now()) < datetime.timedelta(hours=1,
         seconds=9)
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
-    return fake.log[1:], written, prepare.re.sub(r"[\d,]+(?= tokens/s)", "N", out.getvalue()), err.getvalue()
+    return fake.log[1:], written, re.sub(r"[\d,]+(?= tokens/s)", "N", out.getvalue()), err.getvalue()
 
 
 SAID = "{} read, {} kept with {} tokens, {} of them supervised; 0 too long, 0 empty, 0 cut, 0 masked whole"
@@ -806,9 +812,9 @@ def ended(why):
         assert arguments is None
         if why:
             raise why
-    whole = prepare.prepare, prepare.half_the_memory, prepare.signal.signal
+    whole = prepare.prepare, prepare.half_the_memory, signal.signal
     prepare.prepare, prepare.half_the_memory, handlers = fails, lambda: handlers.append("half"), []
-    prepare.signal.signal = lambda number, handler: handlers.append((number, handler))
+    signal.signal = lambda number, handler: handlers.append((number, handler))
     code = None
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -816,7 +822,7 @@ def ended(why):
     except SystemExit as stop:
         code = stop.code
     finally:
-        prepare.prepare, prepare.half_the_memory, prepare.signal.signal = whole
+        prepare.prepare, prepare.half_the_memory, signal.signal = whole
     (number, handler), half = handlers
     try:
         handler(15, None)
@@ -825,14 +831,31 @@ def ended(why):
 
 
 def exits(code, said=""):
-    return code, said, prepare.signal.SIGTERM, "half", 143
+    return code, said, signal.SIGTERM, "half", 143
 
 
 rows("main", ended, [
-    ((None,), exits(None)), ((prepare.Refused("no\x1b"),), exits(2, "error: no\\x1b\n")),
+    ((None,), exits(None)), ((Refused("no\x1b"),), exits(2, "error: no\\x1b\n")),
     ((ImportError("no x"),), exits(2, "error: no x; pip install tokenizers jinja2\n")),
     ((MemoryError(),), exits(1, "error: there is no memory left; give the data as one object per line, or lower --workers\n")),
     ((OSError(28, "No space left", "f"),), exits(1, "error: f: No space left; nothing was written\n")),
     ((OSError(28, "No space left"),), exits(1, "error: the output: No space left; nothing was written\n")),
     ((KeyboardInterrupt(),), exits(130))])
+
+# ---- modules ----
+
+
+def modules():
+    """Files that the package does not list, or lists in vain; and who imports one that does not stand above it."""
+    listed = [line.split()[0] for line in tokens.__doc__.splitlines() if line.startswith("    ")]
+    folder, upwards = os.path.dirname(tokens.__file__), []
+    for i, name in enumerate(listed):
+        with open(f"{folder}/{name}.py", encoding="utf-8") as file:
+            used = re.findall(r"^from \.(\w+) import", file.read(), re.M)
+        upwards += [(name, one) for one in used if one not in listed[:i]]
+    there = {name[:-3] for name in os.listdir(folder) if name.endswith(".py")} - {"__init__"}
+    return there ^ set(listed), upwards
+
+
+rows("modules", modules, [((), (set(), []))])
 end()

@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 import types
-from prepare_tables import OUT, Sentence, end, prepare, rows, write
+from prepare_tables import OUT, Sentence, end, rows, write
+from tokens import base, chat_template, model_folder
 
 MARK_BEGIN, MARK_END = "\ufdd0", "\ufdd1"
 
-rows("shown", prepare.shown, [(("a \u00e9",), "a \u00e9"), (("\x1b[1m\n",), "\\x1b[1m\\n")])
-rows("reason", prepare.reason, [((ValueError(),), "ValueError"), ((ValueError("x y"),), "ValueError x y")])
+rows("shown", base.shown, [(("a \u00e9",), "a \u00e9"), (("\x1b[1m\n",), "\\x1b[1m\\n")])
+rows("reason", base.reason, [((ValueError(),), "ValueError"), ((ValueError("x y"),), "ValueError x y")])
 
 # ---- files ----
 
@@ -20,7 +21,7 @@ ANEW = "take it anew from where the model is from"
 for name, text in (("good", '{"a": 1}'), ("list", "[1]"), ("broken", "{")):
     write(f"json/{name}.json", text)
 AT = f"{OUT}/json"
-rows("read_json", prepare.read_json, [
+rows("read_json", model_folder.read_json, [
     ((AT, "none.json"), {}),
     ((AT, "good.json"), {"a": 1}),
     ((AT, "list.json"), Sentence(f"{AT}/list.json is no JSON object; {ANEW}")),
@@ -36,7 +37,7 @@ def others(folder, name):
                     f"AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('{folder}')\"")
 
 
-rows("read_tokenizer", prepare.read_tokenizer, [
+rows("read_tokenizer", model_folder.read_tokenizer, [
     ((f"{OUT}/there",), b"{}"),
     ((f"{OUT}/model",), others(f"{OUT}/model", "tokenizer.model")),
     ((f"{OUT}/both",), others(f"{OUT}/both", "tokenizer.model")),
@@ -56,7 +57,7 @@ def sequence(key, *inner):
     return {"type": "Sequence", key: list(inner)}
 
 
-rows("parts", lambda node: [part["type"] for part in prepare.parts(node)], [
+rows("parts", lambda node: [part["type"] for part in model_folder.parts(node)], [
     ((None,), []), (("x",), []), ((kind("A"),), ["A"]),
     ((sequence("normalizers", kind("A"), sequence("pretokenizers", kind("B"), kind("C"))),), ["Sequence", "A", "Sequence", "B", "C"]),
     ((sequence("decoders", kind("A"), kind("B")),), ["Sequence", "A", "B"]),
@@ -66,7 +67,7 @@ META = kind("Metaspace", replacement="_", prepend_scheme="always", add_prefix_sp
 NEVER = kind("Metaspace", replacement="_", prepend_scheme="never")
 BYTES, NO_PREFIX = kind("ByteLevel", add_prefix_space=True), kind("ByteLevel", add_prefix_space=False)
 SPLIT = kind("Split", pattern={"String": "x"})
-rows("without_prefix", prepare.without_prefix, [
+rows("without_prefix", model_folder.without_prefix, [
     (({"normalizer": None, "pre_tokenizer": None},), {"normalizer": None, "pre_tokenizer": None}),
     (({"model": {}},), {"model": {}}),
     (({"normalizer": PREPEND},), {"normalizer": None}),
@@ -84,13 +85,13 @@ rows("without_prefix", prepare.without_prefix, [
 
 def as_it_was():
     given = {"normalizer": dict(PREPEND), "pre_tokenizer": dict(META)}
-    prepare.without_prefix(given)
+    model_folder.without_prefix(given)
     return given
 
 
 rows("without_prefix_of_another", as_it_was, [((), {"normalizer": PREPEND, "pre_tokenizer": META})])
 
-TABLE = prepare.byte_of_character()
+TABLE = model_folder.byte_of_character()
 rows("bytes", lambda character: TABLE[character], [
     ((character,), byte) for character, byte in (
         ("!", 33), ("~", 126), ("\u00a1", 161), ("\u00ac", 172), ("\u00ae", 174), ("\u00ff", 255), ("\u0100", 0), ("\u010a", 10),
@@ -100,7 +101,7 @@ SAID = "ByteLevel, Metaspace, Replace, ByteFallback, Fuse and Strip are"
 NO_DECODER = Sentence("tokenizer.json has no decoder, so nothing says which text a token stands for; take a tokenizer that has one")
 FALLBACK, REPLACE = kind("ByteFallback"), kind("Replace", pattern={"String": "_"}, content=" ")
 LLAMA = sequence("decoders", REPLACE, FALLBACK, kind("Fuse"), kind("Strip"))
-rows("decoder", lambda decoder, token: prepare.decoder_of({"decoder": decoder})(token), [
+rows("decoder", lambda decoder, token: model_folder.decoder_of({"decoder": decoder})(token), [
     ((kind("ByteLevel"), "\u0120a"), b" a"), ((kind("ByteLevel"), "\u00c3\u00a9"), b"\xc3\xa9"),
     ((kind("ByteLevel"), "\u4f60"), "\u4f60".encode()), ((kind("ByteLevel"), "<0x0A>"), b"<0x0A>"),
     ((kind("Metaspace", replacement="_"), "_a_"), b" a "), ((kind("Metaspace", replacement="_"), "\u0120"), b"\xc4\xa0"),
@@ -113,8 +114,8 @@ rows("decoder", lambda decoder, token: prepare.decoder_of({"decoder": decoder})(
     ((kind("Replace", pattern={"Regex": "_"}, content=" "), "a"),
      Sentence(f"tokenizer.json has a decoder Replace, which is not understood; {SAID}")),
 ])
-rows("token_text", prepare.token_text, [(("a",), "a"), (({"content": "b"},), "b"), (({},), None), ((None,), None)])
-rows("first_id", prepare.first_id, [((5,), 5), (([6, 7],), 6), (([],), []), ((None,), None)])
+rows("token_text", model_folder.token_text, [(("a",), "a"), (({"content": "b"},), "b"), (({},), None), ((None,), None)])
+rows("first_id", model_folder.first_id, [((5,), 5), (([6, 7],), 6), (([],), []), ((None,), None)])
 
 # ---- special tokens ----
 
@@ -141,7 +142,7 @@ class Fresh:
         return types.SimpleNamespace(ids=self.before + ids + self.behind if add_special_tokens else ids)
 
 
-class Told(prepare.Folder):
+class Told(model_folder.Folder):
     """What files of a folder say; its tokenizer has these words."""
 
     def __init__(self, fresh=None, config=None, generation=None, config_json=None, said=None, **more):
@@ -258,13 +259,13 @@ rows("folder_notices", noticed, [
 
 def limits():
     before = signal.getsignal(signal.SIGALRM)
-    with prepare.limited(50):
+    with chat_template.limited(50):
         inside = signal.getsignal(signal.SIGALRM) != before, 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
     return inside, signal.getsignal(signal.SIGALRM) == before, signal.getitimer(signal.ITIMER_REAL)
 
 
 def endless(seconds):
-    with prepare.limited(seconds):
+    with chat_template.limited(seconds):
         time.sleep(20)
 
 
@@ -273,7 +274,7 @@ def of_another_thread():
     found = []
 
     def work():
-        with prepare.limited(50):
+        with chat_template.limited(50):
             found.append(signal.getitimer(signal.ITIMER_REAL))
     thread = threading.Thread(target=work)
     thread.start()
@@ -293,7 +294,7 @@ write("given.jinja", "as it is")
 
 
 def template(given, folder="nothing", **config):
-    return prepare.template_text(given, types.SimpleNamespace(name=f"{OUT}/{folder}", config=config))
+    return chat_template.template_text(given, types.SimpleNamespace(name=f"{OUT}/{folder}", config=config))
 
 
 NO_TEMPLATE = Sentence(f"{OUT}/nothing has no chat template (chat_template.jinja, chat_template.json or a chat_template in "
@@ -311,7 +312,7 @@ rows("template_of_json_first", lambda: template(None, "jsons", chat_template="{c
 # ---- chat templates: written here as functions, rendered by nobody else ----
 
 
-class Written(prepare.Template):
+class Written(chat_template.Template):
     """text(messages, tools, prompt) is the template."""
 
     def __init__(self, text, marked=False, stops=("<e>",)):
@@ -369,7 +370,7 @@ rows("render_all", lambda *given: Written(everything).render(*given), [
 
 
 def too_long(given):
-    raise prepare.TooLong("too long")
+    raise base.TooLong("too long")
 
 
 rows("rendered", lambda text, tools: Written(text).rendered(ONE, tools), [

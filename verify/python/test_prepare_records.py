@@ -4,10 +4,17 @@ become of them before they are tokenized.
 
     test_prepare_records.py FOLDER
 """
+import array
+import collections
 import json
 import math
 import types
 from prepare_tables import OUT, Sentence, end, prepare, rows, write
+from tokens import dataset_info, known_sets, maker as shipped, messages, option_rules
+from tokens.drafts import Draft
+from tokens.encoder import canonical
+from tokens.model_folder import Folder
+from tokens.named_template import NamedTemplate
 
 LEFT_OUT, LAPSED = "LeftOut ", "Lapsed "
 
@@ -26,7 +33,7 @@ def system(said):
 
 # ---- keys and messages ----
 
-rows("looked_up", lambda record, key: (lambda found: "missing" if found is prepare.MISSING else found)(prepare.looked_up(record, key)), [
+rows("looked_up", lambda record, key: (lambda found: "missing" if found is messages.MISSING else found)(messages.looked_up(record, key)), [
     (({"a": 1}, "a"), 1), (({"a": None}, "a"), None), (({"a": 1}, "b"), "missing"), (({"a.b": 1, "a": {"b": 2}}, "a.b"), 1),
     (({"a": {"b": 2}}, "a.b"), 2), (({"a": {"b": {"c": 3}}}, "a.b.c"), 3), (({"a": {"b": 2}}, "a.c"), "missing"),
     (({"a": 5}, "a.b"), "missing"), (({"a": {"b": 5}}, "a.b.c"), "missing"), (({"a": "xb"}, "a.b"), "missing")])
@@ -34,7 +41,7 @@ F = {"name": "f"}
 CALL = {"type": "function", "function": F}
 NOT_JSON = "it is from function_call, but its value is no JSON: "
 LONG = "x" * 80
-rows("shared_gpt", prepare.shared_gpt, [
+rows("shared_gpt", messages.shared_gpt, [
     *((({"from": speaker, "value": "v"}, "it"), {"role": role, "content": "v"}) for speaker, role in (
         ("human", "user"), ("user", "user"), ("gpt", "assistant"), ("assistant", "assistant"), ("system", "system"),
         ("observation", "tool"), ("tool", "tool"))),
@@ -46,7 +53,7 @@ rows("shared_gpt", prepare.shared_gpt, [
     (({"from": LONG}, "it"), Sentence(f'it is from "{LONG[:39]}; human, user, gpt, assistant, system, function_call, observation, tool '
                                       "are known"))])
 NO_CALL = 'a tool call is {}, but it is an object with "name" and "arguments"'
-rows("called", prepare.called, [
+rows("called", messages.called, [
     (({},), []), (({"tool_calls": None, "function_call": None},), []), (({"tool_calls": [CALL, F]},), ["f", "f"]),
     (({"tool_calls": CALL},), ["f"]), (({"function_call": F},), ["f"]), (({"tool_calls": [CALL], "function_call": {"name": "g"}},), ["f", "g"]),
     (({"tool_calls": [F, 5]},), Sentence(NO_CALL.format('[{"name": "f"}, 5]'))),
@@ -54,12 +61,12 @@ rows("called", prepare.called, [
     (({"function_call": LONG},), Sentence(NO_CALL.format('["' + LONG[:58]))),
     (({"tool_calls": [{"x": 1}]},), Sentence(NO_CALL.format('[{"x": 1}]')))])
 PART = {"type": "text", "text": "a"}
-rows("content_of", prepare.content_of, [
+rows("content_of", messages.content_of, [
     ((user("a"), "it"), "a"), ((user(""), "it"), ""), ((user([PART, {"type": "text", "text": "b"}]), "it"), "ab"), ((user([]), "it"), ""),
     ((assistant(None, tool_calls=[CALL]), "it"), None), ((assistant("a", tool_calls=[CALL]), "it"), "a"),
     ((user([PART, {"type": LONG}]), "it"), Sentence(f'it has a part {{"type": "{LONG[:50]}, but only parts of type text can be read; remove it')),
     ((user({"a": LONG}), "it"), Sentence(f'it has the content {{"a": "{LONG[:33]}, but text is needed; fill it or remove the record'))])
-rows("message_of", prepare.message_of, [
+rows("message_of", messages.message_of, [
     ((user("a"), "it"), user("a")), (({"from": "human", "value": "a"}, "it"), user("a")),
     (({"from": "human", "role": "assistant", "content": "a"}, "it"), {"from": "human", **assistant("a")}),
     (({"role": "user", "content": "a", "tool_calls": None, "name": None, "x": 0}, "it"), {**user("a"), "x": 0}),
@@ -69,7 +76,7 @@ rows("message_of", prepare.message_of, [
     ((["x" * 80], "it"), Sentence(f'it is ["{LONG[:58]}, but a message is an object with "role" and "content"')),
     (({"content": "a"}, "it"), Sentence('it is {"content": "a"}, but a message is an object with "role" and "content"'))])
 HISTORY = "\"history\" is {}, but a list of [prompt, response] is needed"
-rows("alpaca_before", prepare.alpaca_before, [
+rows("alpaca_before", messages.alpaca_before, [
     (({},), []), (({"system": "", "history": None},), []), (({"system": "s"},), [system("s")]),
     (({"system": "s", "history": [["a", "b"], ["c", "d"]]},), [system("s"), user("a"), assistant("b"), user("c"), assistant("d")]),
     (({"history": [["a", "b"]]},), [user("a"), assistant("b")]),
@@ -78,13 +85,13 @@ rows("alpaca_before", prepare.alpaca_before, [
     (({"system": 5},), Sentence('"system" has the content 5, but text is needed; fill it or remove the record')),
     (({"history": [["a", 5]]},), Sentence('"history" has the content 5, but text is needed; fill it or remove the record'))])
 TOOLS = '"tools" is {}, but a list of functions is needed'
-rows("tools_of", lambda tools: prepare.tools_of({"tools": tools}), [
+rows("tools_of", lambda tools: messages.tools_of({"tools": tools}), [
     ((None,), None), (("",), None), ((" ",), None), (([],), None), (("[]",), None), (([F],), [F]), ((f" {json.dumps([F])} ",), [F]),
     (("f",), Sentence(TOOLS.format('"f"'))), (("[",), Sentence(TOOLS.format('"["'))), ((F,), Sentence(TOOLS.format('{"name": "f"}'))),
     ((5,), Sentence(TOOLS.format("5"))),
     ((LONG,), Sentence(TOOLS.format('"' + LONG[:39])))])
-rows("no_tools", prepare.tools_of, [(({},), None)])
-rows("alike", prepare.alike, [
+rows("no_tools", messages.tools_of, [(({},), None)])
+rows("alike", messages.alike, [
     ((user("a"), user("a")), True), ((user(" a"), user("a\n")), True), ((user("a"), user("b")), False), ((user("a"), assistant("a")), False),
     ((assistant(None), assistant(" ")), True), ((assistant(" "), assistant(None)), True), ((assistant(None), assistant("a")), False)])
 
@@ -95,7 +102,7 @@ def begins(role, one, other):
 
 
 S, Q, A, R, B = system("s"), user("q"), assistant("a"), user("r"), assistant("b")
-rows("joined", lambda shared, side: prepare.joined(shared, side, "key"), [
+rows("joined", lambda shared, side: messages.joined(shared, side, "key"), [
     (([Q], [A]), [Q, A]), (([S, Q], [A]), [S, Q, A]), (([Q], [user(" q "), A]), [user(" q "), A]), (([S, Q], [Q, A]), [S, Q, A]),
     (([S, Q], [S, Q, A]), [S, Q, A]), (([S, Q, A, R], [R, B]), [S, Q, A, R, B]), (([Q, A, R], [Q, A, R, B]), [Q, A, R, B]),
     (([Q], [S, Q, A]), [S, Q, A]), (([R], [S, Q, A, R, B]), [S, Q, A, R, B]), (([Q, A], [S, Q, A, R, B]), [S, Q, A, R, B]),
@@ -111,25 +118,25 @@ rows("joined", lambda shared, side: prepare.joined(shared, side, "key"), [
 TALK = "\n\nHuman: q\n\nAssistant:"
 HH, OASST, ORCA = "Dahoas/full-hh-rlhf", "tasksource/oasst1_pairwise_rlhf_reward", "Open-Orca/OpenOrca"
 ARENA, GPT = "lmsys/chatbot_arena_conversations", "openai/webgpt_comparisons"
-rows("spoken", prepare.spoken, [
+rows("spoken", known_sets.spoken, [
     (({},), None), (({"prompt": 5},), None), (({"prompt": "q"},), None), (({"prompt": TALK},), (HH, TALK)),
     (({"prompt": TALK + " \n"},), (HH, TALK + " \n")),
     (({"prompt": "prompter:q assistant:a prompter:r"},), (OASST, "\nHuman: q \nAssistant: a \nHuman: r\nAssistant: ")),
     (({"prompt": "a prompter:"},), None)])
-rows("as_lines", prepare.as_lines, [
+rows("as_lines", known_sets.as_lines, [
     (([Q, A, R], "[{}]", "k"), "[q]\na\n[r]"), (([S, Q], "[{}]", "k"), "s\n[q]"), (([], "[{}]", "k"), ""),
     ((LONG, "{}", "k"), Sentence(f'"k" is "{LONG[:39]}, but a list of messages is needed')),
     (([Q, 5], "{}", "k"), Sentence('"k"[1] is 5, but a message is an object with "role" and "content"'))])
-rows("question_of", prepare.question_of, [(({},), None), (({"question": "q"},), None), (({"question": {"full_text": "q"}},), "q"),
+rows("question_of", known_sets.question_of, [(({},), None), (({"question": "q"},), None), (({"question": {"full_text": "q"}},), "q"),
     (({"question": {}},), None)])
 ASKS = {"system_prompt": "S", "question": "q", "response": "a"}
-rows("orca", prepare.orca, [((ASKS,), True), *((({**ASKS, key: None},), False) for key in ASKS),
+rows("orca", known_sets.orca, [((ASKS,), True), *((({**ASKS, key: None},), False) for key in ASKS),
     *((({**ASKS, key: ""},), True) for key in ASKS)])
 CHATS = {"winner": "model_a", "conversation_a": [Q, A], "conversation_b": [Q, B]}
 COMPARED = {"question": {"full_text": "q"}, "answer_0": "a", "answer_1": "b", "score_0": 1, "score_1": 0.5}
 NUMBERS = '"score_0" and "score_1" are {}, but two numbers are needed'
 PAIR = {"prompt": TALK, "chosen": "a", "rejected": "b"}
-rows("known_pair", lambda record: prepare.known_pair(record, "[{}]"), [
+rows("known_pair", lambda record: known_sets.known_pair(record, "[{}]"), [
     ((CHATS,), (ARENA, None, ["[q]\na", "[q]\nb"])), (({**CHATS, "winner": "model_b"},), (ARENA, None, ["[q]\nb", "[q]\na"])),
     (({**CHATS, "winner": "tie"},), LEFT_OUT), (({**CHATS, "winner": None},), LEFT_OUT),
     *((({k: v for k, v in CHATS.items() if k != key},), None) for key in CHATS),
@@ -142,7 +149,7 @@ rows("known_pair", lambda record: prepare.known_pair(record, "[{}]"), [
     *((({**COMPARED, key: None},), None) for key in ("question", "answer_0", "answer_1")),
     ((PAIR,), (HH, TALK, ["a", "b"])), (({**PAIR, "prompt": "q"},), None),
     *((({k: v for k, v in PAIR.items() if k != key},), None) for key in PAIR)])
-rows("known_prompt", lambda record: prepare.known_prompt(record, "[{}]"), [
+rows("known_prompt", lambda record: known_sets.known_prompt(record, "[{}]"), [
     ((ASKS,), (ORCA, "[S\nq]")), ((CHATS,), (ARENA, "[q]")), (({**CHATS, "conversation_a": [Q, A, R, B]},), (ARENA, "[q]\na\n[r]")),
     (({"winner": 1, "conversation_a": "x"},), None), (({"conversation_a": [Q, A]},), None), ((COMPARED,), (GPT, "[q]")),
     (({"question": {"full_text": "q"}},), None), (({"answer_1": "a"},), None), (({"prompt": TALK},), (HH, TALK)), (({},), None)])
@@ -153,7 +160,7 @@ rows("known_prompt", lambda record: prepare.known_prompt(record, "[{}]"), [
 class Tokens:
     """A folder whose tokenizer has these added tokens, with the ids from 5 on."""
     name = "F"
-    end_with = prepare.Folder.end_with
+    end_with = Folder.end_with
 
     def __init__(self, bos=1):
         self.bos, self.eos, self.stops = bos, 2, [2, 3]
@@ -162,7 +169,7 @@ class Tokens:
 
 
 def named(name, default=None, bos=1):
-    return prepare.NamedTemplate(name, Tokens(bos), default)
+    return NamedTemplate(name, Tokens(bos), default)
 
 
 QWEN, ZEPHYR = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", "You are Zephyr, a helpful assistant."
@@ -235,13 +242,13 @@ rows("named_draft", lambda messages, ends, more: drawn(messages, ends, **more), 
     (([Q, A, R], "user", {"kind": "prompts"}), ([(BOTH,)], False, False))])
 rows("named_text", lambda turns: named("mistral").text(types.SimpleNamespace(turns=turns)),
     [(([([1, "x"], ["y", 2]), ([7], [])],), "<s>xy</s>\ufffd")])
-rows("canonical", prepare.canonical, [(("\u2581A b\n\u00c9\ufb01",), "ab\u00e9fi"), (("",), "")])
+rows("canonical", canonical, [(("\u2581A b\n\u00c9\ufb01",), "ab\u00e9fi"), (("",), "")])
 
 # ---- dataset_info.json ----
 
 
 def info(said, record, kind="sft", plain=False):
-    return prepare.Info(said, kind, plain).converted(record)
+    return dataset_info.Info(said, kind, plain).converted(record)
 
 
 SHARED = {"formatting": "sharegpt"}
@@ -335,7 +342,7 @@ rows("info_tools", lambda tools: info(TOOLED, {"p": "x", "r": "y", **tools}), [
 
 
 def settings(said):
-    read = prepare.Info(said, "sft", False)
+    read = dataset_info.Info(said, "sft", False)
     return read.format, read.most, read.blocks, read.columns["query"], read.columns["messages"], read.tags.get("user_tag")
 
 
@@ -346,7 +353,7 @@ rows("info_defaults", settings, [
 
 
 def many(text, sets):
-    return [(one.format, one.kind, one.plain) for one in prepare.infos_of(types.SimpleNamespace(dataset_info=text, dataset=sets, kind="pairs",
+    return [(one.format, one.kind, one.plain) for one in dataset_info.infos_of(types.SimpleNamespace(dataset_info=text, dataset=sets, kind="pairs",
         pretrain_mode=True))]
 
 
@@ -361,7 +368,7 @@ rows("infos_of", many, [
 # ---- documents of records ----
 
 DATA = write("data.jsonl", '{"input": "a"}\n')
-DEFAULTS = {slot: getattr(prepare.Draft(), slot, None) for slot in prepare.Draft.__slots__}
+DEFAULTS = {slot: getattr(Draft(), slot, None) for slot in Draft.__slots__}
 
 
 class Chat:
@@ -379,15 +386,15 @@ class Chat:
         return self.render(messages, tools), [(0, 1)] if last else [(0, 2)]
 
 
-class Maker(prepare.Maker):
+class Maker(shipped.Maker):
     """What reads records, without a model's folder."""
 
     def __init__(self, words, template=None, folder=None, infos=None):
         base = ["--pretrain", "none", "--output", f"{OUT}/new.tokens", "--dataset", DATA]
         self.o = prepare.options_of(base + (words if isinstance(words, list) else words.split()))
-        prepare.settle(self.o)
-        self.template, self.infos, self.folder, self.counts = template, infos, folder, prepare.collections.Counter()
-        self.named = template if isinstance(template, prepare.NamedTemplate) else None
+        option_rules.settle(self.o)
+        self.template, self.infos, self.folder, self.counts = template, infos, folder, collections.Counter()
+        self.named = template if isinstance(template, NamedTemplate) else None
 
     def read(self, record):
         drafts, more = getattr(self, self.o.kind)(record)
@@ -602,7 +609,7 @@ INFO = '--template {} --dataset_info [{{"columns":{{"prompt":"p"}},"blocks":{}}}
 def whole_text(mode, special, config, template=None, blocks="false"):
     words = (INFO.format(template or "mistral", blocks) if mode else '--dataset_info [{"formatting":"completion"}]').split()
     maker = Maker(words, named(template) if template else None, Plain(special, config), None)
-    maker.infos = prepare.infos_of(maker.o)
+    maker.infos = dataset_info.infos_of(maker.o)
     return maker.read({"text": "t"})
 
 
@@ -628,13 +635,13 @@ def blocks(infos):
 
 
 rows("blocks", blocks, [
-    ((None,), False), (([prepare.Info({}, "sft", True)],), False),
-    (([prepare.Info({"blocks": True}, "sft", True), prepare.Info({}, "sft", True)],), True)])
+    ((None,), False), (([dataset_info.Info({}, "sft", True)],), False),
+    (([dataset_info.Info({"blocks": True}, "sft", True), dataset_info.Info({}, "sft", True)],), True)])
 
 
 def parted(ids, most):
     maker = Maker(f"--max_len {most}")
-    draft = prepare.Draft()
+    draft = Draft()
     draft.ids = ids
     return [(part.ids, list(part.mask), part.prompt_tokens) for part in maker.parted(draft)]
 
@@ -707,14 +714,14 @@ def built(words):
         "NamedTemplate": lambda *given: ["named", given[0], given[1].name, *given[2:]],
                "Template": lambda text, folder, now: ["chat", text, folder.name, now], "template_text": lambda given,
                folder: (given, folder.name)}
-    whole = {name: getattr(prepare, name) for name in instead}
+    whole = {name: getattr(shipped, name) for name in instead}
     o = prepare.options_of(["--pretrain", "P", "--output", f"{OUT}/new.tokens", "--dataset", DATA, *words.split()])
-    prepare.settle(o)
-    vars(prepare).update(instead)
+    option_rules.settle(o)
+    vars(shipped).update(instead)
     try:
-        maker = prepare.Maker(o, "now")
+        maker = shipped.Maker(o, "now")
     finally:
-        vars(prepare).update(whole)
+        vars(shipped).update(whole)
     return maker.named, maker.template, maker.infos and len(maker.infos), maker.shape.__name__, getattr(maker, "placeholder",
         None), getattr(maker, "choices", None)
 
@@ -733,7 +740,7 @@ rows("maker", built, [
 
 
 def step_tokens(ids, count):
-    draft = prepare.Draft(text="t")
+    draft = Draft(text="t")
     draft.labels = [None] * count
     stepper().step_tokens(draft, ids)
     return draft.ids, list(draft.mask), draft.prompt_tokens
@@ -751,10 +758,10 @@ rows("step_tokens", step_tokens, [
 def step_sections(*documents):
     drafts = []
     for mask, labels in documents:
-        drafts.append(prepare.Draft())
+        drafts.append(Draft())
         drafts[-1].mask, drafts[-1].labels = bytearray(mask), labels
     found = stepper().step_sections(drafts)
-    return {name: [list(prepare.array.array("i" if name == 15 else "f", data))] for name, data in found.items()}
+    return {name: [list(array.array("i" if name == 15 else "f", data))] for name, data in found.items()}
 
 
 rows("step_sections", step_sections, [

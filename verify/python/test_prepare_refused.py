@@ -4,14 +4,23 @@ whole sentence. Needs neither tokenizers nor jinja2.
 
     test_prepare_refused.py FOLDER [DEMOS]     DEMOS: where prepare.py is, if not in demos/
 """
+import collections
 import gzip
 import json
 import os
+import re
 import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "demos"))
 import prepare  # noqa: E402
+from tokens import data_sets, messages, model_folder, option_rules  # noqa: E402
+from tokens.base import Refused, record_of  # noqa: E402
+from tokens.dataset_info import Info  # noqa: E402
+from tokens.drafts import Draft  # noqa: E402
+from tokens.maker import Maker  # noqa: E402
+from tokens.named_template import NamedTemplate  # noqa: E402
+from tokens.token_file import MAGIC  # noqa: E402
 
 OUT = sys.argv[1]
 passed = failed = 0
@@ -25,7 +34,7 @@ def said(call):
     """What it refuses with; None: it does not."""
     try:
         call()
-    except prepare.Refused as why:
+    except Refused as why:
         return str(why)
     return None
 
@@ -55,13 +64,13 @@ DATA = write("data.jsonl", b'{"input": "a", "output": "b"}\n')
 TEXT, MORE = write("text.txt", b"some text\n"), write("more.txt", b"more\n")
 OTHER = write("other", b"no token file")
 EMPTY = write("empty", b"")
-FILE = write("there", prepare.MAGIC + b"x")
+FILE = write("there", MAGIC + b"x")
 os.makedirs(at("folder"), exist_ok=True)
 BASE = ["--pretrain", "none", "--output", at("new.tokens"), "--dataset", DATA]
 
 
 def settle(words):
-    return lambda: prepare.settle(prepare.options_of(BASE + words.replace("@", OUT).split()))
+    return lambda: option_rules.settle(prepare.options_of(BASE + words.replace("@", OUT).split()))
 
 
 PLAIN = f"{TEXT} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt files alone beside it, " \
@@ -132,7 +141,7 @@ for name, inside, outside, sentence in OPTIONS:
 
 
 def items(name):
-    return lambda: list(prepare.file_items(name))
+    return lambda: list(data_sets.file_items(name))
 
 
 def zipped(name, cut):
@@ -141,11 +150,11 @@ def zipped(name, cut):
 
 
 def records(data):
-    return lambda: [prepare.record_of(payload) for _, _, payload in prepare.file_items(write("records.jsonl", data))]
+    return lambda: [record_of(payload) for _, _, payload in data_sets.file_items(write("records.jsonl", data))]
 
 
 def of_set(words):
-    return lambda: list(prepare.data_items(prepare.options_of(BASE + words.replace("@", OUT).split())))
+    return lambda: list(data_sets.data_items(prepare.options_of(BASE + words.replace("@", OUT).split())))
 
 
 for name in ("split/train-0.jsonl", "tests/test.jsonl"):
@@ -162,13 +171,13 @@ check("file_cut", items(zipped("whole.jsonl.gz", 0)), items(zipped("cut.jsonl.gz
       "anew from where it is from")
 check("file_no_gzip", None, items(write("no.jsonl.gz", b"xy" * 20)),
       f"{at('no.jsonl.gz')} is no whole gzip file (Not a gzipped file (b'xy')); take it anew from where it is from")
-check("split", lambda: prepare.folder_files(at("split"), "train"), lambda: prepare.folder_files(at("split"), "test"),
+check("split", lambda: data_sets.folder_files(at("split"), "train"), lambda: data_sets.folder_files(at("split"), "test"),
       f"{at('split')} has no data of --split test (test.jsonl, test-*.parquet, test/*.jsonl ...); it has train-0.jsonl")
-check("split_of_tests", lambda: prepare.folder_files(at("tests"), "test"), lambda: prepare.folder_files(at("tests"), "train"),
+check("split_of_tests", lambda: data_sets.folder_files(at("tests"), "test"), lambda: data_sets.folder_files(at("tests"), "train"),
       f"{at('tests')} has no data of --split train (train.jsonl, train-*.parquet, train/*.jsonl ...); it has test.jsonl")
-check("split_of_nothing", None, lambda: prepare.folder_files(at("folder"), "train"),
+check("split_of_nothing", None, lambda: data_sets.folder_files(at("folder"), "train"),
       f"{at('folder')} has no data of --split train (train.jsonl, train-*.parquet, train/*.jsonl ...); it has nothing")
-check("set_kind", lambda: prepare.set_files(f"json@{at('split')}", "train"), lambda: prepare.set_files("csv@x", "train"),
+check("set_kind", lambda: data_sets.set_files(f"json@{at('split')}", "train"), lambda: data_sets.set_files("csv@x", "train"),
       "--dataset csv@x: csv@ is not known; json@FOLDER and parquet@FOLDER are")
 check("probs_fewer", of_set("--dataset @/data.jsonl,@/data.jsonl --dataset_probs 1,0"),
       of_set("--dataset @/data.jsonl,@/data.jsonl --dataset_probs 1"),
@@ -191,16 +200,16 @@ check("record_deep", None, records(b'{"a": ' + b"[" * 100000),
 check("list_cut", records(b'[{"a": 1}]'), records(b'[{"a": 1}'),
       f"{at('records.jsonl')}: broken JSON (Expecting ',' delimiter: line 1 column 10 (char 9)); a list of objects, or one object "
       "per line is needed")
-check("text_bytes", lambda: list(prepare.stream_items([TEXT])), lambda: list(prepare.stream_items([write("bad.txt", b"ab\xff")])),
+check("text_bytes", lambda: list(data_sets.stream_items([TEXT])), lambda: list(data_sets.stream_items([write("bad.txt", b"ab\xff")])),
       f"{at('bad.txt')}: byte 2 of a part is no UTF-8 (invalid start byte); write the file anew as UTF-8")
-check("text_none", None, lambda: list(prepare.stream_items([at("none.txt")])),
+check("text_none", None, lambda: list(data_sets.stream_items([at("none.txt")])),
       f"{at('none.txt')} cannot be read: No such file or directory; give a .txt of UTF-8")
 
 # ---- messages ----
 
 
 def message(found):
-    return lambda: prepare.message_of(found, "it")
+    return lambda: messages.message_of(found, "it")
 
 
 SAYS = {"role": "user", "content": "a"}
@@ -239,7 +248,7 @@ check("message_from", None, message({"from": 1, "value": "a"}), f'it is {{"from"
 
 
 def informed(record, **said):
-    return lambda: prepare.Info(said, "sft", False).converted(record)
+    return lambda: Info(said, "sft", False).converted(record)
 
 
 class Bare:
@@ -249,11 +258,11 @@ class Bare:
     def __init__(self, *tokens):
         self.json, self.special = {"added_tokens": [{"id": i, "content": token} for i, token in enumerate(tokens)]}, {}
 
-    end_with = prepare.Folder.end_with
+    end_with = model_folder.Folder.end_with
 
 
 def named(messages, ends="assistant"):
-    return lambda: prepare.NamedTemplate("qwen", Bare("<|im_end|>"), None).pairs(messages, ends)
+    return lambda: NamedTemplate("qwen", Bare("<|im_end|>"), None).pairs(messages, ends)
 
 
 ASKED = {"instruction": "a", "input": "", "output": "b"}
@@ -277,8 +286,8 @@ check("info_calls", None, informed({"messages": [{**TURNS[0], "tool_calls": [1]}
       '"messages"[0] calls a tool or is not learnt, which is not read here; remove it, or the record')
 for key in ("weight", "train", "training"):
     for wrong in (0, False, 2, 0.5):
-        check(f"not_learnt_{key}_{wrong}", lambda: prepare.message_of({"role": "user", "content": "a", key: 1}, "it"),
-              lambda: prepare.message_of({"role": "user", "content": "a", key: wrong}, "it"),
+        check(f"not_learnt_{key}_{wrong}", lambda: messages.message_of({"role": "user", "content": "a", key: 1}, "it"),
+              lambda: messages.message_of({"role": "user", "content": "a", key: wrong}, "it"),
               f'it has "{key}": {json.dumps(wrong)}, which says that it is not learnt; that is not done here: end the conversation '
               'before it, or leave the key out')
 check("named_turns", named(TURNS), named(TURNS[:1] * 2),
@@ -286,13 +295,13 @@ check("named_turns", named(TURNS), named(TURNS[:1] * 2),
       "--apply_chat_template, or remove the record")
 check("named_end", named(TURNS), named(TURNS[:1]),
       "the last of 1 messages is of user, but that of the assistant is needed; end the conversation there")
-check("named_token", lambda: prepare.NamedTemplate("chatml", Bare("<|im_end|>"), None),
-      lambda: prepare.NamedTemplate("chatml", Bare("</s>"), None),
+check("named_token", lambda: NamedTemplate("chatml", Bare("<|im_end|>"), None),
+      lambda: NamedTemplate("chatml", Bare("</s>"), None),
       "--template chatml ends what is said with <|im_end|>, which F/tokenizer.json has not among its added_tokens; give the template "
       "that the model was made for, or a model that has the token")
 
 
-class Worded(prepare.Folder):
+class Worded(model_folder.Folder):
     """Of one token and its id."""
 
     def __init__(self, last):
@@ -302,20 +311,20 @@ class Worded(prepare.Folder):
 
 check("last_id", lambda: Worded(9).words(), lambda: Worded(1 << 24).words(),
       "F/tokenizer.json has a token with the id 16777216; 16777215 is the last that can be read, take the file anew")
-prepare.MOST_WORDS = 9  # what is just inside takes no memory then
+model_folder.MOST_WORDS = 9  # what is just inside takes no memory then
 check("last_id_inside", lambda: Worded(8).words(), lambda: Worded(9).words(),
       "F/tokenizer.json has a token with the id 9; 8 is the last that can be read, take the file anew")
 
 # ---- records ----
 
 
-class Plain(prepare.Maker):
+class Plain(Maker):
     """What reads records, without a model's folder."""
 
     def __init__(self, words, template=None):
         self.o = prepare.options_of(BASE + words.split())
-        prepare.settle(self.o)
-        self.template, self.infos, self.counts = template, None, prepare.collections.Counter()
+        option_rules.settle(self.o)
+        self.template, self.infos, self.counts = template, None, collections.Counter()
 
 
 def record(shape, found, words="", template=None):
@@ -346,12 +355,12 @@ check("alpaca_system", record("sft", {"instruction": "a", "output": "b", "system
 check("alpaca_history", record("sft", {"instruction": "a", "output": "b", "history": []}),
       record("sft", {"instruction": "a", "output": "b", "history": [["c", "d"]]}), NEEDS)
 for n, past in enumerate((["c"], [["c", "d"], ["e"]], [["c", "d", "e"]], "c")):
-    check(f"history_{n}", lambda: prepare.alpaca_before({"history": [["c", "d"], ["e", "f"]]}),
-          lambda: prepare.alpaca_before({"history": past}),
+    check(f"history_{n}", lambda: messages.alpaca_before({"history": [["c", "d"], ["e", "f"]]}),
+          lambda: messages.alpaca_before({"history": past}),
           f'"history" is {json.dumps(past)}, but a list of [prompt, response] is needed')
-check("tools", lambda: prepare.tools_of({"tools": "[{}]"}), lambda: prepare.tools_of({"tools": "{\"a\": 1}"}),
+check("tools", lambda: messages.tools_of({"tools": "[{}]"}), lambda: messages.tools_of({"tools": "{\"a\": 1}"}),
       '"tools" is {"a": 1}, but a list of functions is needed')
-check("tools_text", lambda: prepare.tools_of({"tools": " "}), lambda: prepare.tools_of({"tools": "f"}),
+check("tools_text", lambda: messages.tools_of({"tools": " "}), lambda: messages.tools_of({"tools": "f"}),
       '"tools" is "f", but a list of functions is needed')
 for name, margin, shown in (("true", True, "true"), ("text", "1", '"1"'), ("nan", float("nan"), "NaN"), ("infinite", float("inf"), "Infinity")):
     check(f"margin_{name}", record("pairs", {**PAIR, "margin": -1e300}), record("pairs", {**PAIR, "margin": margin}),
@@ -385,10 +394,10 @@ def begins(role, one, other):
            'prompt if "key" holds the whole conversation'
 
 
-check("joined_user", lambda: prepare.joined([SAYS], [SAYS, ANSWER], "key"),
-      lambda: prepare.joined([SAYS], [{"role": "user", "content": "c"}, ANSWER], "key"), begins("user", "c", "a"))
-check("joined_system", lambda: prepare.joined([SAYS], [SYSTEM, SAYS, ANSWER], "key"),
-      lambda: prepare.joined([SAYS], [SYSTEM, ANSWER], "key"), begins("system", "s", "a"))
+check("joined_user", lambda: messages.joined([SAYS], [SAYS, ANSWER], "key"),
+      lambda: messages.joined([SAYS], [{"role": "user", "content": "c"}, ANSWER], "key"), begins("user", "c", "a"))
+check("joined_system", lambda: messages.joined([SAYS], [SYSTEM, SAYS, ANSWER], "key"),
+      lambda: messages.joined([SAYS], [SYSTEM, ANSWER], "key"), begins("system", "s", "a"))
 
 # ---- lengths: a conversation is left out where its first answer would be cut off, whatever stands behind ----
 
@@ -412,12 +421,12 @@ def chats(most, *texts):
 
     def keep():
         for text in texts:
-            spans = [match.span() for match in prepare.re.finditer("[A-Z]+", text)]
-            draft = prepare.Draft(text=text, spans=spans)
+            spans = [match.span() for match in re.finditer("[A-Z]+", text)]
+            draft = Draft(text=text, spans=spans)
             maker.conversation_tokens(draft, Letters(text))
             maker.keep([draft])
         if not maker.counts["kept"]:
-            raise prepare.Refused(f"nothing is left of {maker.counts['read']}, {maker.counts['dropped_long']} too long")
+            raise Refused(f"nothing is left of {maker.counts['read']}, {maker.counts['dropped_long']} too long")
     return keep
 
 

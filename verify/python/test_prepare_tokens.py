@@ -5,9 +5,14 @@ a letter here; where a text goes on, its letters have ids from 200 on.
     test_prepare_tokens.py FOLDER
 """
 import array
-import math
+import collections
 import types
 from prepare_tables import OUT, Sentence, end, prepare, rows, write
+from tokens import base, drafts, maker as shipped, reader, token_file
+from tokens.dataset_info import Info
+from tokens.drafts import Draft
+from tokens.encoder import span_tokens
+from tokens.option_rules import settle
 
 BOS, EOS, PAD, UNKNOWN = 1, 2, 3, 4
 
@@ -62,18 +67,18 @@ class Folder:
 DATA = write("data.jsonl", '{"input": "a"}\n')
 
 
-class Maker(prepare.Maker):
+class Maker(shipped.Maker):
     """A maker of documents with this folder."""
 
     def __init__(self, words="", folder=None, infos=None):
         self.o = prepare.options_of(["--pretrain", "none", "--output", f"{OUT}/new.tokens", "--dataset", DATA, *words.split()])
-        prepare.settle(self.o)
+        settle(self.o)
         self.folder, self.infos, self.template, self.named = folder or Folder(), infos, None, None
-        self.counts, self.shape = prepare.collections.Counter(), getattr(self, self.o.kind)
+        self.counts, self.shape = collections.Counter(), getattr(self, self.o.kind)
 
 
 def draft(ids=(), mask=(), prompt_tokens=0, **more):
-    made = prepare.Draft(**more)
+    made = Draft(**more)
     made.ids, made.mask, made.prompt_tokens = list(ids), bytearray(mask), prompt_tokens
     return made
 
@@ -211,10 +216,10 @@ rows("tokenize_all", whose, [(("a", "b"), None), (("a", "\ud800", "c"), Sentence
 
 # ---- what is too long ----
 
-rows("response_share", prepare.response_share, [
+rows("response_share", drafts.response_share, [
     ((9, 4, 9), 4), ((9, 5, 10), 3), ((4, 20, 10), 6), ((5, 20, 10), 8), ((4, 5, 10), 5), ((4, 7, 10), 6), ((6, 6, 8), 4), ((6, 10, 8), 5),
     ((0, 9, 4), 4), ((3, 3, 2), 1), ((7, 1, 2), 0)])
-rows("turns_of", lambda more, mask, prompt_tokens: [tuple(one) for one in prepare.turns_of(draft(range(len(mask)), mask, prompt_tokens,
+rows("turns_of", lambda more, mask, prompt_tokens: [tuple(one) for one in drafts.turns_of(draft(range(len(mask)), mask, prompt_tokens,
     **more))], [
     (({"turns": [[0, 1, 2]]}, [0, 0, 1], 2), [(0, 1, 2)]), (({}, [0, 0, 1], 2), [(0, 2, 3)]),
     (({"spans": []}, [0, 0, 1, 1, 0, 1, 1], 2), [(0, 2, 4), (4, 5, 7)]),
@@ -224,7 +229,7 @@ rows("turns_of", lambda more, mask, prompt_tokens: [tuple(one) for one in prepar
 
 def cut(mask, prompt_tokens, response, most, **more):
     made = draft(range(len(mask)), mask, prompt_tokens, **more)
-    prepare.cut_both(made, response, most)
+    drafts.cut_both(made, response, most)
     return made.ids, list(made.mask), type(made.mask).__name__
 
 
@@ -243,17 +248,17 @@ rows("cut_both", lambda mask, prompt, response, most, more: cut(mask, prompt, re
     ((BY_TURNS, 3, 9, 7, {"turns": TURNS}), ([0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1, 0], "bytearray")),
     ((BY_TURNS, 3, 9, 8, {"spans": []}), ([0, 1, 2, 3, 4, 5, 6, 9], [0, 0, 0, 1, 1, 1, 0, 1], "bytearray"))])
 SENT = Sentence("the tokenizer makes no token of the characters 1 to 3 of a conversation, which the assistant says; give a tokenizer that drops none")
-rows("span_tokens", lambda places, begin, stop, count: prepare.span_tokens(Encoding(None, places), begin, stop, count), [
+rows("span_tokens", lambda places, begin, stop, count: span_tokens(Encoding(None, places), begin, stop, count), [
     (([(0, 2), (2, 3), (2, 3), (3, 5)], 2, 3, 4), (1, 3)), (([(0, 2), (2, 3), (2, 3), (3, 5)], 0, 5, 4), (0, 4)),
     (([(0, 2), (2, 3), (2, 3), (3, 5)], 1, 2, 4), (0, 1)),
     (([(0, 2), (2, 3), (2, 3), (3, 5)], 3, 4, 4), (3, 4)), (([(0, 1), (3, 4)], 1, 3, 2), SENT), (([(0, 1), (2, 3)], 1, 4, 2), (1, 2)),
     (([(0, 1), (1, 2), (1, 2), (1, 2)], 1, 2, 4), (1, 4)),
     (([(0, 1), (1, 2), (1, 2), (1, 2)], 1, 2, 3), (1, 3)), (([(0, 1)], 0, 1, 1), (0, 1))])
-rows("in_word", prepare.in_word, [
+rows("in_word", reader.in_word, [
     *(((character, 0), inside) for character, inside in (("a", True), ("Z", True), ("5", True), ("_", True), ("'", True), (" ", False),
      (".", False), ("\x7f", False), ("\x80", True), ("\u2028", True), ("-", False))),
     (("ab", -1), False), (("ab", 1), True), (("ab", 2), False), (("", 0), False)])
-rows("common_prompt", prepare.common_prompt, [
+rows("common_prompt", reader.common_prompt, [
     *(((prompt + a, prompt + b), len(prompt)) for prompt, one, other in (
         ("We say", " yes", " no"), ("the", " cat", " car"), ("a", " b", " bc"), ("", "cat", "car"), ("so:\n", "don't", "don"),
         ("so:", " yes", " no"), ("x.", "yes", "no"), ("Human: q\n\nAssistant:", " a", " b"),
@@ -264,7 +269,7 @@ rows("common_prompt", prepare.common_prompt, [
       for a, b in ((one, other), (other, one))),
     (("Assistant:", "Assistant: a"), 10), (("Assistant:a", "Assistant:b"), 10), (("ab", "ab"), 0), (("a b", "a b"), 1), (("a  b", "a  c"), 2),
     ((" a", " b"), 0), (("a. ", "a. "), 2)])
-rows("prompt_of_last", prepare.common_prompt, [
+rows("prompt_of_last", reader.common_prompt, [
     (("Human: q\nAssistant: a\nUser: so", "Human: q\nAssistant: a\nUser: and"), 19),
     (("Assistant: a\nHuman: x\nAssistant: b", "Assistant: a\nHuman: x\nAssistant: c"), 32),
     (("Human: a\nAssistant: b\nAssistant: c", "Human: a\nAssistant: b"), 19)])
@@ -341,13 +346,13 @@ def batch(words, *records, folder=None, infos=None, before=None):
     maker = Maker(words, folder, infos)
     maker.counts.update(before or {})
     made, counts = maker.batch([("f", i + 1, record, 0) for i, record in enumerate(records)])
-    return {name: list(array.array("i", data)) if name == prepare.IDS else list(data) for name, data in made.items()}, {key: int(n) for key,
+    return {name: list(array.array("i", data)) if name == token_file.IDS else list(data) for name, data in made.items()}, {key: int(n) for key,
         n in counts.items() if n}
 
 
 def sections(ids, mask, **more):
-    return {prepare.IDS: [i for one in ids for i in one], prepare.MASK: [i for one in mask for i in one],
-        prepare.OFFSETS: [len(one) for one in ids], **more}
+    return {token_file.IDS: [i for one in ids for i in one], token_file.MASK: [i for one in mask for i in one],
+        token_file.OFFSETS: [len(one) for one in ids], **more}
 
 
 AT = {"input": "a"}
@@ -360,9 +365,9 @@ rows("batch", batch, [
     (("", AT, {"input": "\ud800"}), Sentence(f"f:2: {HALF}"))])
 rows("batch_ties", lambda: batch("--kind pairs", {"winner": "tie", "conversation_a": [], "conversation_b": []}, before={"kept": 5})[1],
     [((), {"read": 1, "ties": 1})])
-rows("batch_lapsed", lambda: batch("", {"instruction": "i", "input": "", "output": None}, infos=[prepare.Info({}, "sft", False)])[1],
+rows("batch_lapsed", lambda: batch("", {"instruction": "i", "input": "", "output": None}, infos=[Info({}, "sft", False)])[1],
     [((), {"read": 1, "lapsed": 1})])
-COMPLETION = [prepare.Info({"formatting": "completion", "columns": {"prompt": "t"}}, "sft", False)]
+COMPLETION = [Info({"formatting": "completion", "columns": {"prompt": "t"}}, "sft", False)]
 rows("batch_parted", lambda text: batch('--dataset_info [{"formatting":"completion"}] --max_len 3', {"t": text}, {"t": "z"}, infos=COMPLETION),
     [
     (("abcd",), (sections([[1, 97, 98], [99, 100, 2], [1, 122, 2]], [[0, 1, 1]] * 3), {"read": 3, "supervised": 6, "kept": 3})),
@@ -379,7 +384,7 @@ def deep(why):
 
 
 rows("batch_deep", deep, [((RecursionError("deep"),), Sentence("f:7: RecursionError deep")), ((MemoryError(),), Sentence("f:7: MemoryError")),
-    ((prepare.Refused("no"),), Sentence("f:7: no"))])
+    ((base.Refused("no"),), Sentence("f:7: no"))])
 
 
 def packed(kind, *kept):
@@ -389,12 +394,12 @@ def packed(kind, *kept):
 
 X, Y = ([5, 6], [0, 1]), ([7], [1])
 IDS_XY = array.array("i", [5, 6, 7]).tobytes()
-BASE = {prepare.IDS: IDS_XY, prepare.MASK: b"\0\1\1", prepare.OFFSETS: [2, 1]}
+BASE = {token_file.IDS: IDS_XY, token_file.MASK: b"\0\1\1", token_file.OFFSETS: [2, 1]}
 rows("packed", packed, [
-    (("sft", ([X], None), ([Y], None)), BASE), (("pairs", ([X, Y], 0.5)), {**BASE, prepare.MARGINS: array.array("d", [0.5]).tobytes()}),
-    (("labelled", ([X], 1), ([Y], 0)), {**BASE, prepare.LABELS: b"\1\0"}),
+    (("sft", ([X], None), ([Y], None)), BASE), (("pairs", ([X, Y], 0.5)), {**BASE, token_file.MARGINS: array.array("d", [0.5]).tobytes()}),
+    (("labelled", ([X], 1), ([Y], 0)), {**BASE, token_file.LABELS: b"\1\0"}),
     (("prompts", ([X], ("p\u00e9", "1")), ([Y], ("q", "23"))),
-     {**BASE, prepare.PROMPTS: "p\u00e9q".encode(), prepare.PROMPT_OFFSETS: [3, 1], prepare.ANSWERS: b"123", prepare.ANSWER_OFFSETS: [1, 2]})])
+     {**BASE, token_file.PROMPTS: "p\u00e9q".encode(), token_file.PROMPT_OFFSETS: [3, 1], token_file.ANSWERS: b"123", token_file.ANSWER_OFFSETS: [1, 2]})])
 
 
 def packed_steps():
@@ -403,8 +408,8 @@ def packed_steps():
     return maker.packed([([one], None)])
 
 
-rows("packed_steps", packed_steps, [((), {prepare.IDS: array.array("i", [5, 6]).tobytes(), prepare.MASK: b"\0\1", prepare.OFFSETS: [2],
-    prepare.TARGETS: array.array("i", [-100, 9]).tobytes(), prepare.SHARES: array.array("f", [0, 0.5]).tobytes()})])
+rows("packed_steps", packed_steps, [((), {token_file.IDS: array.array("i", [5, 6]).tobytes(), token_file.MASK: b"\0\1", token_file.OFFSETS: [2],
+    token_file.TARGETS: array.array("i", [-100, 9]).tobytes(), token_file.SHARES: array.array("f", [0, 0.5]).tobytes()})])
 
 
 def stream(before, text, after, whole=None):
@@ -433,15 +438,15 @@ def spaced():
 
 
 rows("stream_first", spaced, [((), [7, 97, 98])])
-rows("once", lambda *pairs: prepare.once(list(pairs)), [
+rows("once", lambda *pairs: base.once(list(pairs)), [
     ((("a", 1), ("b", 2)), {"a": 1, "b": 2}), ((), {}), ((("a", 1), ("b", 2), ("b", 3)),
      Sentence('key "b" stands there twice; remove one of them')),
     ((("a", 1), ("a", 2), ("b", 3)), Sentence('key "a" stands there twice; remove one of them'))])
-rows("record_of", prepare.record_of, [((b'{"a": [1]}',), {"a": [1]}), (({"a": 1},), {"a": 1}),
+rows("record_of", base.record_of, [((b'{"a": [1]}',), {"a": [1]}), (({"a": 1},), {"a": 1}),
     (([["x" * 80]],), Sentence(f'the record is [["{"x" * 37}, but an object {{...}} is needed')),
     ((5,), Sentence("the record is 5, but an object {...} is needed"))])
-rows("little", lambda code, values: prepare.little(code, values),
+rows("little", lambda code, values: base.little(code, values),
     [(("i", [1, -2]), b"\1\0\0\0\xfe\xff\xff\xff"), (("Q", [3]), b"\3" + bytes(7)), (("d", iter([1.0])), b"\0\0\0\0\0\0\xf0?")])
-rows("texts", lambda more: prepare.Draft(**more).texts(), [(({"text": "t", "prompt": "p"},), ["t"]), (({"text": ""},), [""]),
+rows("texts", lambda more: Draft(**more).texts(), [(({"text": "t", "prompt": "p"},), ["t"]), (({"text": ""},), [""]),
     (({"prompt": "p"},), ["p"]), (({"turns": [A, B]},), ["ab", "c", "d", "ef"])])
 end()

@@ -16,6 +16,7 @@ import traceback
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "demos"))
 import prepare  # noqa: E402
+from tokens import dataset_info, token_file  # noqa: E402
 
 OUT = sys.argv[1]
 KINDS = {"sft": "sft", "dpo": "pairs", "kto": "labelled", "pt": "sft"}
@@ -34,7 +35,7 @@ def folder(name, tokenizer):
 def section(data, which):
     count = struct.unpack_from("<I", data, 28)[0]
     for i in range(count):
-        name, _, at, size, _ = struct.unpack_from("<IIQQQ", data, prepare.HEADER + prepare.ENTRY * i)
+        name, _, at, size, _ = struct.unpack_from("<IIQQQ", data, token_file.HEADER + token_file.ENTRY * i)
         if name == which:
             return data[at:at + size]
     raise ValueError(f"no section {which}")
@@ -44,9 +45,9 @@ def documents(path):
     """ids and what is learnt of each document of a token file."""
     with open(path, "rb") as file:
         data = file.read()
-    ends = struct.unpack(f"<{len(section(data, prepare.OFFSETS)) // 8}Q", section(data, prepare.OFFSETS))
-    ids = struct.unpack(f"<{ends[-1]}i", section(data, prepare.IDS))
-    mask = section(data, prepare.MASK)
+    ends = struct.unpack(f"<{len(section(data, token_file.OFFSETS)) // 8}Q", section(data, token_file.OFFSETS))
+    ids = struct.unpack(f"<{ends[-1]}i", section(data, token_file.IDS))
+    mask = section(data, token_file.MASK)
     return [(list(ids[a:b]), "".join(map(str, mask[a:b]))) for a, b in zip(ends, ends[1:])]
 
 
@@ -98,10 +99,10 @@ def plain(case, model):
 
 def learnt_of(case, model):
     """A record of dataset_info.json as messages."""
-    info = prepare.Info(case["info"], KINDS[case["stage"]], False)
+    info = dataset_info.Info(case["info"], KINDS[case["stage"]], False)
     try:
         read = info.converted(GOLDEN["record"])
-    except prepare.Lapsed:
+    except dataset_info.Lapsed:
         read = None
     if not case["prompt"] or not case["response"]:
         assert read is None, f"{read} of a record that is left out"

@@ -128,14 +128,14 @@ for i in range(struct.unpack_from("<I", raw, 28)[0]):
     name, _, begin, size, _ = struct.unpack_from("<IIQQQ", raw, 96 + 32 * i)
     sections[name] = raw[begin:begin + size]
 sys.path.insert(0, sys.argv[2])
-import prepare
+from tokens import token_file
 def numbers(name, code): return struct.unpack(f"<{len(sections[name]) // struct.calcsize(code)}{code}", sections[name])
-offsets, at = numbers(prepare.OFFSETS, "Q"), numbers(prepare.WORD_OFFSETS, "Q")
+offsets, at = numbers(token_file.OFFSETS, "Q"), numbers(token_file.WORD_OFFSETS, "Q")
 said, learning = b"", 0
-for id, on in list(zip(numbers(prepare.IDS, "i"), sections[prepare.MASK]))[:offsets[1]] + [(None, 0)]:
+for id, on in list(zip(numbers(token_file.IDS, "i"), sections[token_file.MASK]))[:offsets[1]] + [(None, 0)]:
     if on != learning: said += b"[[" if on else b"]]"
     learning = on
-    if id is not None: said += sections[prepare.WORDS][at[id]:at[id + 1]]
+    if id is not None: said += sections[token_file.WORDS][at[id]:at[id + 1]]
 sys.stdout.buffer.write(said.replace(b"\n", b"|") + b"\n")
 LEARNT
 fi

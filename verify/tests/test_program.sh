@@ -48,7 +48,7 @@ export -f seqpar page hosts copies sft made until_it meant page_options
 # words KIND MODEL DATA: a line of --print_prepare; fake LINES...: in b the program, and a trainer that says these lines, and runs
 words() { echo "{\"option\": \"dataset\", \"words\": [\"--kind\", \"$1\", \"--pretrain\", \"$2\", \"--dataset\", \"$3\", \"--output\", \"o\"]}"; }
 fake() {
-    mkdir -p b demos; cp "$B/seqpar" b; : >demos/prepare.py; : >b/lines
+    mkdir -p b demos/tokens; cp "$B/seqpar" b; : >demos/prepare.py; : >b/lines
     [ $# = 0 ] || printf '%s\n' "$@" >b/lines
     printf '#!/bin/sh\nfor word; do [ "$word" = --print_prepare ] && exec cat "%s/b/lines"; done\necho "run: $0 $*"\n' "$PWD" >b/train_sft
     chmod +x b/train_sft

@@ -88,10 +88,11 @@ else
         else fail "refused_prepare_$table" "$(tail -n 1 $out/prepare_$table.log)"; fi
     done
     # the prompt of the last turn in place of the first one's: conversations that are cut would be left out
-    mkdir $out/planted
-    sed 's/d.prompt_tokens = min(d.prompt_tokens, first)/d.prompt_tokens = first/' demos/prepare.py >$out/planted/prepare.py
+    mkdir -p $out/planted/tokens
+    cp demos/prepare.py $out/planted && cp demos/tokens/*.py $out/planted/tokens
+    sed -i 's/d.prompt_tokens = min(d.prompt_tokens, first)/d.prompt_tokens = first/' $out/planted/tokens/encoder.py
     python3 verify/python/test_prepare_refused.py $out/prepare_planted $out/planted >$out/planted.log 2>&1
-    if cmp -s demos/prepare.py $out/planted/prepare.py; then fail refused_prepare_planted "the line is gone"
+    if cmp -s demos/tokens/encoder.py $out/planted/tokens/encoder.py; then fail refused_prepare_planted "the line is gone"
     elif grep -q '^FAIL prepare_chats_cut: ' $out/planted.log; then ok refused_prepare_planted
     else fail refused_prepare_planted "$(tail -n 1 $out/planted.log)"; fi
 fi
