@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
@@ -56,8 +57,10 @@ def in_order(o, now, maker, work, parts):
         _maker = maker
         yield from map(work, parts)
         return
-    with concurrent.futures.ProcessPoolExecutor(o.workers, initializer=worker_begin,
-                                                initargs=(o, now, os.getpid())) as pool:
+    # not forkserver, which newer Pythons take: its processes are no children of this one
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with concurrent.futures.ProcessPoolExecutor(o.workers, context, worker_begin,
+                                                (o, now, os.getpid())) as pool:
         waiting = collections.deque()
         try:
             for part in parts:

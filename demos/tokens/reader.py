@@ -136,10 +136,10 @@ class Reader(Encoder):
             return Draft(text=text, ends=True)
         special, config = self.folder.special, self.folder.config
         llama = "Llama" in str(config.get("tokenizer_class"))
-        begins = config.get("add_bos_token", llama) and "bos_token" in special
+        begins = config.get("add_bos_token", llama) and not self.blocks()
         form = self.named.form if self.named else {}
         text += form.get("text_ends", special["eos_token"])
-        text = special["bos_token"] * (begins and not self.blocks()) + text
+        text = (special.get("bos_token", "") if begins else "") + text
         return Draft(turns=[([], [text])])
 
     def blocks(self):

@@ -117,8 +117,9 @@ def update(c, parameter, gradient, m, v, step):
         step *= c.accumulation
     if c.mistake == "another_step_number":
         step += 1
-    change = (1.5 if c.mistake == "another_lr" else 1) * c.lr * direction(c, m, v, step)
-    keep = 1 - c.lr * c.weight_decay * decayed(c, p)
+    lr = c.lr * (1.5 if c.mistake == "another_lr" else 1)
+    change = lr * direction(c, m, v, step)
+    keep = 1 - lr * c.weight_decay * decayed(c, p)
     p = (p - change) * keep if c.mistake == "decay_after_step" else p * keep - change
     return p.to(parameter.dtype), m, v
 

@@ -715,6 +715,20 @@ def test_workers_end():
     assert len(children) >= 2 and not any(map(alive, children)), children
 
 
+def test_start_method():
+    """Processes work also where Python starts them by a server, as newer versions do."""
+    data = lines("served", [{"messages": conversation(2)}] * 700)
+    main = ("import multiprocessing, runpy, sys\nif __name__ == '__main__':\n    multiprocessing.set_start_method('forkserver')\n"
+            "    runpy.run_path(sys.argv.pop(1), run_name='__main__')\n")
+    with open(f"{OUT}/served.py", "w") as file:
+        file.write(main)
+    words = ["--pretrain", folder("chatml"), "--dataset", data, *CHAT]
+    done = subprocess.run([sys.executable, f"{OUT}/served.py", f"{ROOT}/demos/prepare.py", *words, "--workers", "2", "--output",
+                           f"{OUT}/served.tokens"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-300:]
+    assert Read(f"{OUT}/served.tokens").ids == run("chatml", data, *CHAT).ids
+
+
 def alive(process):
     try:
         with open(f"/proc/{process}/stat") as file:

@@ -623,6 +623,7 @@ rows("whole_text", whole_text, [
     ((True, BOTH_ENDS, {"tokenizer_class": "LlamaTokenizer"}), turn("<s>t</s>")),
     ((True, BOTH_ENDS, {"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}), turn("t</s>")),
     ((True, {"eos_token": "</s>", "bos_token": ""}, {"add_bos_token": True}), turn("t</s>")),
+    ((True, {"eos_token": "</s>"}, {}), turn("t</s>")), ((True, {"eos_token": "</s>"}, {"add_bos_token": True}), turn("t</s>")),
     ((True, BOTH_ENDS, {"add_bos_token": True}, "llama3"), turn("<s>t<|end_of_text|>")),
     ((True, BOTH_ENDS, {"add_bos_token": True}, "mistral"), turn("<s>t</s>")),
     ((True, BOTH_ENDS, {"add_bos_token": True}, None, "true"), turn("t</s>"))])
