@@ -9284,7 +9284,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, in
                                              const seqpar_segments *s) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, segments, sums", comm, s,
                 SEQPAR_IF(documents > 0, sums));
-    memset(sums, 0, (size_t)(documents * s->width) * 8);
+    if (documents > 0) memset(sums, 0, (size_t)(documents * s->width) * 8);
     return seqpar__segments_sum(comm, sums, documents, s);
 }
 

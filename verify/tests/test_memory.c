@@ -1098,6 +1098,82 @@ static void test_lifetimes(void) {
     seqpar_batch_free(&task.batch);
 }
 
+/* One rank's forward pass, of q, k and v with gap elements between tokens. *peak: what was there
+   at most, by kind. */
+static void gapped_pass(int64_t gap, int64_t *peak) {
+    enum { TOKENS = 37, HEADS = 4, KV_HEADS = 2, DIM = 3 };
+    const int64_t wide = HEADS * DIM, narrow = KV_HEADS * DIM;
+    const int64_t cu[2] = {0, TOKENS};
+    const seqpar_row row = {.tokens = TOKENS, .cell = 8, .docs = 1, .cu_seqlens = cu};
+    seqpar_attn_desc desc = {.heads = HEADS, .kv_heads = KV_HEADS, .head_dim = DIM};
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_attn *attn;
+    float *q = some_floats(TOKENS * (wide + gap)), *k = some_floats(TOKENS * (narrow + gap));
+    float *out = some_floats(TOKENS * wide), *lse = some_floats(TOKENS * HEADS);
+    seqpar_attn_io io = {.q = q, .k = k, .v = k, .out = out, .lse = lse};
+    io.q_stride = wide + gap;
+    io.k_stride = io.v_stride = narrow + gap;
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1), "%s", self->error->text);
+    test_expect(!seqpar_attn_open(&ctx, &attn, &row, 1, &desc), "%s", self->error->text);
+    test_expect(!seqpar_attn_forward(&ctx, attn, &io), "%s", self->error->text);
+    memcpy(peak, ctx.memory.peak, sizeof ctx.memory.peak);
+    seqpar_attn_close(&ctx, attn);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    free(q);
+    free(k);
+    free(out);
+    free(lse);
+}
+
+/* Copies without gaps are exchange memory, and nothing else grows by them. */
+static void test_gaps(void) {
+    int64_t dense[SEQPAR_MEM_KINDS], gapped[SEQPAR_MEM_KINDS];
+    gapped_pass(0, dense);
+    gapped_pass(5, gapped);
+    for (int kind = 0; kind < SEQPAR_MEM_KINDS; kind++) {
+        int64_t more = kind == SEQPAR_MEM_EXCHANGE ? FLOAT * 37 * (4 + 2 * 2) * 3 : 0;
+        test_expect(gapped[kind] == dense[kind] + more,
+                    "%lld bytes of kind %d, %lld without gaps", (long long)gapped[kind], kind,
+                    (long long)dense[kind]);
+    }
+    test_end("memory_gaps");
+}
+
+static void *no_pool(seqpar_device *device, int64_t bytes) {
+    (void)device;
+    (void)bytes;
+    return NULL;
+}
+
+/* Where the second pool is full, the sentence says what is in it. */
+static void test_pool_is_full(void) {
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_buffer first, second, scratch;
+    seqpar_ctx ctx;
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1), "%s", self->error->text);
+    test_expect(!seqpar_buffer_new(&ctx, &first, 640, SEQPAR_MEM_OFFLOADED) &&
+                    !seqpar_buffer_new(&ctx, &scratch, 96, SEQPAR_MEM_SCRATCH),
+                "%s", self->error->text);
+    device->pool_alloc = no_pool;
+    test_expect(seqpar_buffer_new(&ctx, &second, 1001, SEQPAR_MEM_OFFLOADED) ==
+                    SEQPAR_ERR_MEMORY,
+                "it was allocated");
+    test_expect(!strcmp(self->error->text, "out of memory: 1001 bytes to offload from device "
+                                           "cpu (640 there)"),
+                "%s", self->error->text);
+    seqpar_buffer_free(&ctx, &first);
+    seqpar_buffer_free(&ctx, &scratch);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    test_end("memory_pool_is_full");
+}
+
 /* Every single allocation of an attention run may be the one that finds no memory. */
 static void test_refused(int64_t ranks, int64_t every) {
     attn_case c = {48, 8, ranks, 2, 2, 4, 1, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0};
@@ -1545,6 +1621,8 @@ int main(int argc, char **argv) {
         TEST(test_activations(960, 40, recompute, powers, 4));
         TEST(test_activations(997, 32, recompute, others, 4));
     }
+    TEST(test_gaps());
+    TEST(test_pool_is_full());
     TEST(test_gradients(0));
     TEST(test_gradients(1));
     TEST(test_zero(0));

@@ -423,6 +423,7 @@ static void test_losses(void) {
     REFUSED("values", seqpar_segments_push(&error, &segments, 0, 0, NULL));
     REFUSED_SILENTLY("comm", seqpar_segments_sum(NULL, doubles[0], 1, &segments));
     REFUSED("sums", seqpar_segments_sum(world, NULL, 1, &segments));
+    test_expect(!seqpar_segments_sum(world, NULL, 0, &segments), "no sums are refused");
     REFUSED("segments", seqpar_segments_sum(world, doubles[0], 1, NULL));
     ABORTS("segments", seqpar_segments_free(NULL));
     ABORTS("values", seqpar_segments_spread(NULL, doubles[0], &share));
