@@ -868,7 +868,7 @@ static void test_files(void) {
          "sed -i 's/\"seqpar_dump\":\"1\"/\"seqpar_dump\":\"2\"/' " FOLDER "/rank0.safetensors",
          "seqpar_dump is '2', not '1'"},
         {"mixed_sp", "sed -i 's/\"sp\":\"3\"/\"sp\":\"1\"/' " FOLDER "/rank2.safetensors",
-         "metadata sp differs from that of another file; keep only the files of one"},
+         "metadata sp differs from that of another file; for rows that are split over"},
         {"sp_text", "sed -i 's/\"sp\":\"3\"/\"sp\":\"x\"/' " FOLDER "/rank*.safetensors",
          "metadata sp is 'x'; write a whole number from 1"},
         {"sp_divides", "sed -i 's/\"sp\":\"3\"/\"sp\":\"2\"/' " FOLDER "/rank*.safetensors",

@@ -200,10 +200,16 @@ static inline int dump_agree(dump *d, const seqpar_safetensors_file *file, const
     d->sp = d->facts.sp;
     d->accumulation = d->facts.accumulation;
     if (!(key = dump_facts_differ(&facts, &d->facts))) return 0;
-    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: metadata %s differs from that of another file; keep only the files of "
-                "one step in the folder",
-                path, key);
+    seqpar_fail(
+        &d->error, SEQPAR_ERR_FILE_FORMAT,
+        !strcmp(key, "sp")
+            ? "%.300s: metadata %s differs from that of another file; for rows that are "
+              "split over different numbers of ranks give the largest on all, a "
+              "micro-batch for each row, and empty arrays on ranks that hold nothing "
+              "of it"
+            : "%.300s: metadata %s differs from that of another file; keep only the "
+              "files of one step in the folder",
+        path, key);
     return -1;
 }
 
