@@ -44,7 +44,7 @@ compiles() { echo 'int main(void) { return 0; }' | cc -include "$1" -x c - $2 -o
 needs() {
     case $1 in
     setup | demos | certificate) echo curl yaml ;;
-    cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_fuzz | test_parsers | test_smallest) echo curl ;;
+    cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_sanitize_trainers | test_fuzz | test_parsers | test_smallest) echo curl ;;
     mpi) echo curl mpicc mpirun ;;
     lessons) echo cmark ;;
     wheel) echo python venv; [ -n "$CJSON" ] || echo dpkgdev ;;
