@@ -670,7 +670,7 @@ def message_of(message, where):
     message = {key: value for key, value in message.items() if value is not None}  # .parquet has a null for each absent key
     for key in ("weight", "train", "training"):
         if key in message and message[key] != 1:
-            raise Refused(f"{where} has \"{key}\": {json.dumps(message[key])}, which says that it is not learnt; that is not done here: end the "
+            raise Refused(f"{where} has \"{key}\": {json.dumps(message[key])}, which says that it is not learnt; that is not supported: end the "
                           "conversation before it, or leave the key out")
     return {**message, "content": content_of(message, where)}
 
@@ -1172,10 +1172,10 @@ class Maker:
         if not isinstance(label, (bool, int, float)):
             raise Refused(f"{where} is {json.dumps(label)[:40]}, but a token or a number is needed")
         if len(self.choices) != 2:
-            raise Refused(f"{where} is {json.dumps(label)[:40]}, a share of the first of two marks, but --reward_tokens names "
+            raise Refused(f"{where} is {json.dumps(label)[:40]}, a soft label (the probability of the first of two tokens), but --reward_tokens names "
                           f"{len(self.choices)}; name two, or give tokens as labels")
         if not 0 <= label <= 1:
-            raise Refused(f"{where} is {json.dumps(label)[:40]}, but a share lies between 0 and 1")
+            raise Refused(f"{where} is {json.dumps(label)[:40]}, but a soft label must be from 0 to 1")
         return next(iter(self.choices.values())), float(label)
 
     def steps(self, record):
@@ -1191,8 +1191,8 @@ class Maker:
         d.ids, d.mask, d.prompt_tokens = ids, bytearray(i == self.placeholder for i in ids), 0
         steps, text = d.mask.count(1), self.o.placeholder_token
         if ids and not steps:
-            raise Refused(f"the text holds no placeholder {text!r} that is a token of its own, behind which nothing is learnt; set it "
-                          "behind each step, or name another by --placeholder_token")
+            raise Refused(f"the text has no placeholder {text!r} as a token of its own, so no step has a label; put it "
+                          "after each step, or name another by --placeholder_token")
         if ids and steps != len(d.labels):
             raise Refused(f"{len(d.labels)} labels in \"{self.o.label_key}\" for {steps} placeholders {text!r}; give one for each")
 
@@ -1483,7 +1483,7 @@ def once(pairs):
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, n in collections.Counter(key for key, _ in pairs).items() if n > 1)
-        raise Refused(f"key \"{twice}\" stands there twice; remove one of them")
+        raise Refused(f"key \"{twice}\" occurs twice; remove one of them")
     return found
 
 
@@ -1494,7 +1494,7 @@ def json_of(raw, wanted):
     try:
         return DECODER.decode(raw.decode())
     except UnicodeDecodeError as why:
-        raise Refused(f"byte {why.start} is no UTF-8; write the file anew as UTF-8")
+        raise Refused(f"byte {why.start} is not UTF-8; convert the file to UTF-8")
     except ValueError as why:
         raise Refused(f"broken JSON ({why}); {wanted} is needed")
     except RecursionError:
@@ -1652,7 +1652,7 @@ def stream_items(files):
         except OSError as why:
             raise Refused(f"{path} cannot be read: {why.strerror}; give a .txt of UTF-8")
         except UnicodeDecodeError as why:
-            raise Refused(f"{path}: byte {why.start} of a part is no UTF-8 ({why.reason}); write the file anew as UTF-8")
+            raise Refused(f"{path}: byte {why.start} of a part is not UTF-8 ({why.reason}); convert the file to UTF-8")
 
 
 # ---- the file ---------------------------------------------------------------------------------------------------------------
@@ -1928,8 +1928,8 @@ def options_of(arguments):
     p.add_argument("--dataset_info", metavar="JSON",
                    help="a list with an object for each data set, as in LLaMA-Factory's dataset_info.json: formatting, columns, tags; "
                         "also max_samples, and blocks: true for plain text in documents of --max_len tokens (seqpar writes it)")
-    p.add_argument("--input_template", help="prompt around {}, without a chat template (User: {}\\nAssistant: )")
-    p.add_argument("--csft_prompt", metavar="TEXT", help="prompts: the reward that is asked for, behind each of them, and a blank")
+    p.add_argument("--input_template", help="template of the prompt, which replaces {}, without a chat template (User: {}\\nAssistant: )")
+    p.add_argument("--csft_prompt", metavar="TEXT", help="text that asks for a reward, appended to each prompt with a space")
     p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
                    help="sft: all turns of the assistant are learnt, its last one, or every token (assistant)")
     p.add_argument("--pretrain_mode", action="store_true", help="sft: every token of the input is learnt, and no EOS is added")
@@ -1969,15 +1969,15 @@ def settle(o):
     if o.tokenizer_chat_template is not None and not o.apply_chat_template:
         raise Refused("--tokenizer_chat_template is used by --apply_chat_template; add it")
     if o.pretrain_mode and o.output_key is not None:
-        raise Refused(f"--pretrain_mode learns the text of --input_key alone; leave out --output_key {o.output_key}")
+        raise Refused(f"--pretrain_mode trains on the text of --input_key only; leave out --output_key {o.output_key}")
     if o.pretrain_eos > o.pretrain_mode or o.pretrain_blocks > o.pretrain_eos:
         wanted, given = ("mode", "eos") if o.pretrain_eos > o.pretrain_mode else ("eos", "blocks")
         raise Refused(f"--pretrain_{given} needs --pretrain_{wanted}; add it, or leave it out")
     if o.pretrain_blocks and o.max_len < 2:
         raise Refused("--pretrain_blocks makes documents of --max_len tokens; give 2 or more")
     if o.pretrain_eos and o.plain:
-        raise Refused(f"{texts[0]} is one text without an end, where LLaMA-Factory's stage pt ends every line in EOS; give a .jsonl "
-                      "of a text a record, or leave out --pretrain_eos")
+        raise Refused(f"{texts[0]} is read as one text, but LLaMA-Factory's stage pt ends every line in EOS; give a .jsonl "
+                      "with one text in each record, or leave out --pretrain_eos")
     if o.kind == "prompts" and o.output_key is not None:
         raise Refused(f"prompts have no responses; leave out --output_key {o.output_key} (--label_key is what a reward rule compares with)")
     if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
@@ -2002,9 +2002,9 @@ def settle(o):
     o.input_key = o.input_key or "input"
     o.input_template = "User: {}\nAssistant: " if o.input_template is None else o.input_template
     if "{}" not in o.input_template:
-        raise Refused(f"--input_template has no {{}} for the prompt: {o.input_template!r}")
+        raise Refused(f"--input_template must have {{}} once, in the place of the prompt, but has none: {o.input_template!r}")
     if o.input_template.count("{}") > 1:
-        raise Refused(f"--input_template has {{}} twice, but there is one prompt: {o.input_template!r}")
+        raise Refused(f"--input_template must have {{}} once, in the place of the prompt, but has it twice: {o.input_template!r}")
     if o.kind == "labelled":
         o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
     place_is_free(o)
@@ -2020,9 +2020,9 @@ def settle_steps(o):
         if getattr(o, name):
             raise Refused(f"--{name} shapes prompts and responses, but steps have one text, which is taken as it is; leave it out")
     if not o.placeholder_token:
-        raise Refused("there is no placeholder; name the token behind each step by --placeholder_token")
+        raise Refused("no placeholder token; give the token after each step by --placeholder_token")
     if o.truncation == "cut_both":
-        raise Refused("--truncation cut_both is of a prompt and a response, but steps have one text; give cut or drop")
+        raise Refused("--truncation cut_both needs a prompt and a response, but train_prm has a single text; give cut or drop")
     o.reward_tokens = " ".join(o.reward_tokens or []).split()
     if o.reward_tokens and not 2 <= len(o.reward_tokens) <= MOST_CHOICES:
         raise Refused(f"--reward_tokens {' '.join(o.reward_tokens)} are {len(o.reward_tokens)}; give 2 to {MOST_CHOICES}")
@@ -2065,7 +2065,7 @@ def summary(counts, tokens, kind):
     what = "pairs" if kind == "pairs" else "records"
     text = (f"{counts['read']} {what} read, {counts['kept']} kept with {tokens} tokens, {counts['supervised']} of them supervised; "
             f"{counts['dropped_long']} too long, {counts['zero_length']} empty, {counts['cut']} cut, {counts['fully_masked']} "
-            "masked whole")
+            "fully masked")
     return text + (f", {counts['identical']} identical, {counts['two_prompts']} with two prompts" if kind == "pairs" else "")
 
 

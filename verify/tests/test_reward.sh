@@ -78,12 +78,12 @@ refuse short '23 rewards for 24 texts' --ring_attn_size 4
 refuse long '25 rewards for 24 texts'
 refuse null 'rewards\[1\] is null' --ring_attn_size 2
 refuse text 'rewards\[1\] is text'
-refuse nan 'no JSON from byte 16 .*: NaN' --ring_attn_size 2
-refuse garbage 'no JSON from byte 0 of 17'
+refuse nan 'not JSON from byte 16 .*: NaN' --ring_attn_size 2
+refuse garbage 'not JSON from byte 0 of 17'
 refuse empty 'no JSON .*\(empty\)'
 refuse keyless '"rewards" is missing'
-refuse twice '"rewards" stands there twice'
-refuse behind 'no JSON from byte 17 of 25 on: and more'
+refuse twice '"rewards" occurs twice'
+refuse behind 'not JSON from byte 17 of 25 on: and more'
 refuse mail 'does not speak HTTP .*; look at the host and the port' --ring_attn_size 2
 refuse endless 'longer than'
 refuse 500 'HTTP status 500 in 2 tries, with: out of order' --ring_attn_size 2

@@ -56,9 +56,9 @@ static inline int demo_token_file_suits(const demo_token_reader *r,
             options->prepare ? options->prepare : "demos/prepare.py");
     if ((double)f->head->words > vocab)
         return demo_token_wrong(r,
-                                "has words for ids up to %d and uses them up to %d, but the "
-                                "model's vocab_size is %.0f; take the tokenizer that the model "
-                                "was made with, or a model with a row for each",
+                                "has a tokenizer with ids up to %d and uses ids up to %d, "
+                                "but the model's vocab_size is %.0f; take the model's own "
+                                "tokenizer, or a model with a larger vocabulary",
                                 f->head->words - 1, f->largest, vocab);
     if (options->max_len && f->longest > options->max_len)
         return demo_token_wrong(
