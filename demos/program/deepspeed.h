@@ -72,8 +72,7 @@ static const program_deepspeed_key program_deepspeed_zero[] = {
     {"zero_quantized_gradients", "false", PROGRAM_QUANTIZED},
     {"zero_quantized_nontrainable_weights", "false", PROGRAM_QUANTIZED},
     {"mics_shard_size", "-1",
-     "--zero_stage always shards over all data-parallel ranks; "
-     "leave it out"},
+     "state is always sharded over all data-parallel ranks; leave it out"},
     {NULL, NULL, NULL}};
 
 static const program_deepspeed_key *program_deepspeed_find(const program_deepspeed_key *table,

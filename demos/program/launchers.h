@@ -27,9 +27,9 @@ typedef struct {
 } program_launcher_option;
 
 #define PROGRAM_GPUS_WANTED \
-    "give --num_gpus N for the number of GPUs to use on each host; to exclude a host, remove "
-"it from the hostfile"
-    // clang-format off
+    "give --num_gpus N for the number of GPUs to use on each host; to exclude a host, remove " \
+    "it from the hostfile"
+// clang-format off
 static const program_launcher_option program_launcher_options[] = {
     {"deepspeed", "--module", false, PROGRAM_MODULE},
     {"deepspeed", "--hostfile", true, PROGRAM_HOSTFILE},

@@ -490,7 +490,7 @@ LIST
 else echo "skip bad_full_output: there is no /dev/full here"; fi
 { sleep 0.2; build/train_sft --help 2>$out/pipe.log; echo $? >$out/pipe.code; } | : # a reader that has read enough
 [ "$(cat $out/pipe.code)" = 0 ] && [ ! -s $out/pipe.log ] && ok bad_pipe_closed || fail bad_pipe_closed "$(head -n 1 $out/pipe.log)"
-ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is no regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
+ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is not a regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
 build/make_arith $out/wrong.jsonl 5 1 0 101 2>$out/wrong.log; [ $? -eq 2 ] && [ ! -e $out/wrong.jsonl ] && grep -q '101 wrong answers' $out/wrong.log && ok bad_wrong_share || fail bad_wrong_share "$(head -n 1 $out/wrong.log)"
 mkdir $out/runs; printf '{"loss": 1}\n{"loss": nan}\n' > $out/runs/metrics.jsonl; build/compare_runs $out/runs $out/runs $out/runs $out >$out/runs.log 2>&1; [ $? -eq 2 ] && grep -q '^error: .*metrics.jsonl: a line is no JSON object' $out/runs.log && ok bad_compare_runs || fail bad_compare_runs "$(head -n 1 $out/runs.log)"
 for program in compare_runs make_arith 02_layouts; do

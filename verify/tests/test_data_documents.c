@@ -126,7 +126,7 @@ static bool streams_are_cut_into_documents(void) {
     EXPECT(load(path, (demo_data_options){.max_len = 6}) == -1 &&
            holds(message.text, "s.txt: plain text needs --pretrain_mode"));
     EXPECT(load(path, (demo_data_options){.pretrain_mode = true}) == -1 &&
-           holds(message.text, "set it to 2 or more"));
+           holds(message.text, "set --max_len to 2 or more"));
     return true;
 }
 
@@ -188,7 +188,7 @@ static bool permutations_are_those_of_numpy(void) {
     static const double none[] = {1, 2.5, -1, NAN, INFINITY, 1e10};
     for (int i = 0; i < 6; i++)
         EXPECT(demo_held_size_wrong("val_size", none[i], &message) == -1 &&
-               holds(message.text, "a fraction below 1, or a whole number of at least 2"));
+               holds(message.text, "a fraction below 1 or a whole number of at least 2"));
     EXPECT(!demo_held_size_wrong("val_size", 0, &message) &&
            !demo_held_size_wrong("val_size", 0.999, &message) &&
            !demo_held_size_wrong("val_size", 2, &message));
@@ -211,10 +211,10 @@ static bool broken_data_is_named(void) {
         {"[{\"q\": {\"a\": 1, \"a\": 2}}]", "x.jsonl:1: key \"a\" occurs twice"},
         {"{\"q\": \"a\", \"a\": \"b\"}\n{\"q\": \"\xC3\xA9\", \"a\": \"\xFF\"}",
          "x.jsonl:2: byte 18 is not UTF-8; convert the file to UTF-8"},
-        {"{\"q\": \"\xC0\xAF\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
-        {"{\"q\": \"\xED\xA0\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
-        {"{\"q\": \"\xF4\x90\x80\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
-        {"{\"q\": \"\xE2\x82", "x.jsonl:1: byte 7 is no UTF-8"},
+        {"{\"q\": \"\xC0\xAF\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is not UTF-8"},
+        {"{\"q\": \"\xED\xA0\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is not UTF-8"},
+        {"{\"q\": \"\xF4\x90\x80\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is not UTF-8"},
+        {"{\"q\": \"\xE2\x82", "x.jsonl:1: byte 7 is not UTF-8"},
         {"\n{\"q\": \"a\", \"b\": 1, \"c\": 2}\n",
          "x.jsonl:2: no key \"a\"; set --output_key to one of those present: \"q\", \"b\", "
          "\"c\""},
@@ -266,7 +266,7 @@ static bool half_a_prompt_is_refused(void) {
         "h.jsonl", "{\"instruction\": \"a\", \"input\": \"b\", \"output\": \"c\"}");
     demo_data_options how = {.output_key = "output"};
     EXPECT(load(path, how) == -1 &&
-           holds(message.text, "h.jsonl:1: \"instruction\" and \"input\""));
+           holds(message.text, "h.jsonl:1: the record has both \"instruction\" and \"input\""));
     how.input_key = "input";
     EXPECT(load(path, how) == 0);
     EXPECT_TEXT(shown(0), "[B]b|c[E]");
@@ -300,9 +300,11 @@ static bool text_of_other_models_is_refused(void) {
          "\"q\" is an object, but text is needed" MAKES " --apply_chat_template"},
         {1, "type this --apply_chat_template",
          "\"q\" is a list, but text is needed" MAKES " --apply_chat_template"},
-        {3, "type this", "\"instruction\" and \"input\"" JOINED ": type this"},
-        {4, "type this", "\"instruction\" and \"output\"" JOINED ": type this"},
-        {4, NULL, "\"instruction\" and \"output\"" JOINED}};
+        {3, "type this",
+         "the record has both \"instruction\" and \"input\"" JOINED ": type this"},
+        {4, "type this",
+         "the record has both \"instruction\" and \"output\"" JOINED ": type this"},
+        {4, NULL, "the record has both \"instruction\" and \"output\"" JOINED}};
 #undef MAKES
 #undef JOINED
     char sentence[600];
@@ -656,7 +658,7 @@ static bool templates_are_checked(void) {
     demo_data_options holeless = ask;
     holeless.input_template = "no hole";
     EXPECT(load(make_file("h.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), holeless) == -1 &&
-           holds(message.text, "has no {}"));
+           holds(message.text, "but has none"));
     return true;
 }
 

@@ -333,10 +333,10 @@ static bool broken_pairs_are_named(void) {
         {"{\"prompt_ids\": [1, -1], \"chosen_ids\": [2], \"rejected_ids\": [2]}",
          "x.jsonl:1: prompt_ids[1] is -1, but it must be a whole number from 0 to 258"},
         {"{\"prompt_ids\": [1], \"chosen_ids\": [], \"rejected_ids\": [2]}",
-         "x.jsonl:1: \"chosen_ids\" leaves no response token in a document of 1; give one or "
+         "x.jsonl:1: \"chosen_ids\" leaves no response token in a document of 1 tokens; give one or "
          "remove the line"},
         {"{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [2]}",
-         "x.jsonl:1: \"rejected_ids\" leaves no response token in a document of 1"},
+         "x.jsonl:1: \"rejected_ids\" leaves no response token in a document of 1 tokens"},
         {"{\"prompt_ids\": [1], \"chosen_input_ids\": [2]}",
          "x.jsonl:1: ids in two forms, chosen_ids and chosen_input_ids; leave out one of them"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2]}",
@@ -350,7 +350,7 @@ static bool broken_pairs_are_named(void) {
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100]}",
          "x.jsonl:1: 1 chosen_labels for 2 chosen_input_ids; give one for each token"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100]}",
-         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 2"},
+         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 2 tokens"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], "
          "\"chosen_attention_mask\": [1]}",
          "x.jsonl:1: 1 chosen_attention_mask for 2 chosen_input_ids; give one for each token"},
@@ -374,7 +374,7 @@ static bool broken_pairs_are_named(void) {
          "chosen_attention_mask[0] is 0; make it 0"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100], "
          "\"chosen_attention_mask\": [0, 0]}",
-         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 0"},
+         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 0 tokens"},
     };
     demo_pair_options how = prompted;
     how.margins = true;
@@ -390,8 +390,8 @@ static bool broken_pairs_are_named(void) {
     how.data.vocab_size = 100;
     EXPECT(load_pairs(make_file("v.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}"),
                       how) == -1);
-    EXPECT(holds(message.text,
-                 "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
+    EXPECT(
+        holds(message.text, "v.jsonl:1: text without a tokenizer needs a vocabulary of 259"));
     how.data.input_template = "no hole";
     EXPECT(load_pairs("v.jsonl", how) == -1 &&
            holds(message.text, "input_template must have {} once, in the place of the "
@@ -493,7 +493,7 @@ static bool broken_labels_are_named(void) {
          "x.jsonl:2: no key \"labels\"; add it, with -100 for the tokens of \"input_ids\" that "
          "are the prompt"},
         {"{\"input_ids\": [1, 2], \"labels\": [-100, -100], \"l\": 1}",
-         "x.jsonl:1: \"input_ids\" leaves no response token in a document of 2"},
+         "x.jsonl:1: \"input_ids\" leaves no response token in a document of 2 tokens"},
         {"{\"input_ids\": [1], \"labels\": [1], \"l\": 1}",
          "x.jsonl:1: \"input_ids\" leaves no response token"},
     };

@@ -246,7 +246,7 @@ want=1; "$B/generate" $base $few --output_path rm_name.jsonl --n_samples_per_pro
 refuse rm_folder '.*nowhere' --reward_pretrain nowhere
 refuse no_head '.*there is no tensor "score.weight", so this is no reward model' --reward_pretrain "$F/bytes"; want=2
 refuse scored "--eval_task rm is not supported, as texts are scored when they are generated; leave it out, and add --reward_pretrain to the command that generates$" --eval_task rm
-refuse repetition '--repetition_penalty 1.1 is not supported: texts are drawn from what the model says; leave it out$' --repetition_penalty 1.1
+refuse repetition '--repetition_penalty 1.1 is not supported: texts are sampled from the model.s own probabilities; leave it out$' --repetition_penalty 1.1
 refuse trainer_option '--learning_rate is an option of sft,dpo,rm,kto,kd,prm; this is generate$' --learning_rate 1
 refuse short 'nothing is left: all 25 are longer|.*prompt_max_len' --prompt_max_len 3
 refuse template 'input_template must have \{\} once, in the place of the prompt' --input_template x
@@ -285,8 +285,8 @@ with_words() {
     "$P" "$S/demos/prepare.py" --kind prompts --pretrain "$F/words" --dataset prompts.jsonl --input_key question --label_key answer --output plain.tokens >plain.log 2>&1
     "$P" "$S/demos/prepare.py" --kind prompts --pretrain "$F/words" --dataset prompts.jsonl --input_key question --label_key answer --csft_prompt 'great' --output great.tokens >great.log 2>&1
     check generate_tokens_counted "$(cat plain.log)" grep -q '^plain.tokens: prompts, 25 records read, 25 kept .* 0 fully masked;' plain.log
-    refuse asked_not '--enable_csft is true, but plain.tokens was made with prompts without a reward to ask for \(--csft_prompt\); make it anew' --pretrain "$F/words" --dataset plain.tokens --enable_csft
-    refuse asked_other '--csft_prompt is good, but great.tokens was made with great; make it anew' --pretrain "$F/words" --dataset great.tokens --enable_csft --csft_prompt good
+    refuse asked_not '--enable_csft is true, but plain.tokens was made with prompts without a reward to ask for \(--csft_prompt\); make it again' --pretrain "$F/words" --dataset plain.tokens --enable_csft
+    refuse asked_other '--csft_prompt is good, but great.tokens was made with great; make it again' --pretrain "$F/words" --dataset great.tokens --enable_csft --csft_prompt good
     refuse text "prompts.jsonl is text, which only demos/prepare.py can tokenize with the tokenizer in .*words; make a token file and give it .*: python3 demos/prepare.py --kind prompts" --pretrain "$F/words"
     refuse tokens_kind '.*is of kind sft' --pretrain "$F/words" --dataset sft.tokens
 }

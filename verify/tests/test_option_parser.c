@@ -465,7 +465,7 @@ static bool options_without_effect_are_told(void) {
 static bool too_many_words_are_refused(void) {
     static char line[4096] = "--deepspeed ";
     for (int i = 0; i < 400; i++) strcat(line, "abcdefgh");
-    EXPECT(parse(line) == -1 && holds(message.text, "... is not supported: such a file"));
+    EXPECT(parse(line) == -1 && holds(message.text, "... is not supported: a DeepSpeed file"));
     static char word[9000], program[] = "trainer", name[] = "--target_modules", more[] = "x";
     memset(word, 'a', sizeof word - 1);
     char *argv[] = {program, name, word, more};

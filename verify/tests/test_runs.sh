@@ -320,7 +320,7 @@ if [ -w /dev/full ]; then
 fi
 # a folder that goes while training is on comes back; one that cannot leaves a checkpoint
 run late --max_steps 6 --ckpt_path $out/late_ckpt --metrics_path /dev/fd/3 3> >(read -r line; rm -rf $out/late; : > $out/late; cat >/dev/null); code=$?
-[ $code -eq 1 ] && grep -q '^stopped after step 6; go on' $out/late.log && grep -q '^error: .*late is there but is no folder' $out/late.log && [ "$(names $out/late_ckpt)" = "global_step6 latest " ] && rm $out/late &&
+[ $code -eq 1 ] && grep -q '^stopped after step 6; go on' $out/late.log && grep -q '^error: .*late exists but is not a folder' $out/late.log && [ "$(names $out/late_ckpt)" = "global_step6 latest " ] && rm $out/late &&
     run late --max_steps 6 --ckpt_path $out/late_ckpt --load_checkpoint && equal late six && ok runs_model_kept || fail runs_model_kept "exit code $code: $(tail -n 1 $out/late.log)"
 # what is in the way is said before training
 for way in model.safetensors config.json; do
@@ -343,7 +343,7 @@ refused runs_unnamed unnamed 'cannot rename .*global_step6.tmp.*; the checkpoint
 run whole --max_steps 6 --metrics_path $out/whole.jsonl; run part --max_steps 6 --save_steps 4 --metrics_path $out/part.jsonl; printf '{"step": 7, "lo' >> $out/part.jsonl
 run part --max_steps 6 --metrics_path $out/part.jsonl --load_checkpoint && [ "$(grep -c step $out/part.jsonl)" = 6 ] && diff <(sed 's/, "tokens_per.*//' $out/part.jsonl) <(sed 's/, "tokens_per.*//' $out/whole.jsonl) >/dev/null && ok runs_metrics_once || fail runs_metrics_once "$(cut -c1-12 $out/part.jsonl | tr '\n' ' ') $(why part)"
 mkfifo $out/fifo; ci/limit.sh 60 $build/make_arith $out/fifo 3 >$out/make.log 2>&1; code=$?
-[ $code -eq 1 ] && [ -p $out/fifo ] && grep -q 'is no regular file' $out/make.log && ok runs_make_arith_fifo || fail runs_make_arith_fifo "exit code $code: $(tail -n 1 $out/make.log)"
+[ $code -eq 1 ] && [ -p $out/fifo ] && grep -q 'is not a regular file' $out/make.log && ok runs_make_arith_fifo || fail runs_make_arith_fifo "exit code $code: $(tail -n 1 $out/make.log)"
 (ulimit -f 1; ci/limit.sh 60 $build/make_arith $out/much.jsonl 3000 >$out/make.log 2>&1); code=$?
 [ $code -eq 1 ] && grep -q 'File too large' $out/make.log && ! ls $out/much.jsonl* >/dev/null 2>&1 && ok runs_make_arith_limit || fail runs_make_arith_limit "exit code $code: $(tail -n 1 $out/make.log)"
 limited() { (ulimit -f $1; shift; run limit "$@"); }

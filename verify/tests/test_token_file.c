@@ -317,7 +317,7 @@ static void test_goes_with(void) {
     test_expect(!load(DEMO_TOKENS_SFT), "%s", why.text);
     demo_write_atomically(tokenizer, "tokenizes", 9, &error);
     refused("made with another tokenizer (9 bytes, crc32 ", DEMO_TOKENS_SFT);
-    test_expect(strstr(why.text, "; make it anew: type this") != NULL, "%s", why.text);
+    test_expect(strstr(why.text, "; make it again: type this") != NULL, "%s", why.text);
     remove(tokenizer);
     options = (demo_data_options){0};
     char two[600];
@@ -366,14 +366,14 @@ static void test_lies(void) {
         PRM = DEMO_TOKENS_STEPS
     };
 #define LIE(kind, change, sentence) make(kind), (change), seal(), lie(sentence, kind)
-#define AGAIN                       "; make it anew by demos/prepare.py"
+#define AGAIN                       "; make it again by demos/prepare.py"
     LIE(SFT, head()->version = 2,
         "is a token file of version 2, but only version 1 is supported" AGAIN);
     LIE(SFT, head()->bytes++,
         "has 884 bytes, but its header says 885; copy it once more, the end is missing");
     LIE(SFT, head()->sections = 99, "has a header with 99 sections, which is impossible" AGAIN);
-    LIE(SFT, head()->kind = 0, "is of kind 0, which is not known" AGAIN);
-    LIE(SFT, head()->kind = 6, "is of kind 6, which is not known" AGAIN);
+    LIE(SFT, head()->kind = 0, "is of the unknown kind 0" AGAIN);
+    LIE(SFT, head()->kind = 6, "is of the unknown kind 6" AGAIN);
     LIE(SFT, head()->eos = WORDS,
         "BOS 5, EOS 7 or PAD -1 is outside of its vocabulary of 7" AGAIN);
     LIE(SFT, head()->eos = -1,
@@ -382,7 +382,8 @@ static void test_lies(void) {
         "BOS 5, EOS 6 or PAD -2 is outside of its vocabulary of 7" AGAIN);
     LIE(SFT, head()->bos = WORDS,
         "BOS 7, EOS 6 or PAD -1 is outside of its vocabulary of 7" AGAIN);
-    LIE(SFT, head()->words = -1, "BOS 5, EOS 6 or PAD -1 is outside of its -1 words" AGAIN);
+    LIE(SFT, head()->words = -1,
+        "BOS 5, EOS 6 or PAD -1 is outside of its vocabulary of -1" AGAIN);
     LIE(SFT, head()->pad = WORDS,
         "BOS 5, EOS 6 or PAD 7 is outside of its vocabulary of 7" AGAIN);
     LIE(SFT, head()->bos = -2,
@@ -408,10 +409,12 @@ static void test_lies(void) {
     LIE(SFT, section(DEMO_IDS)->bytes = UINT64_MAX,
         "section 2 has 18446744073709551615 bytes from byte 448 on, but must lie between "
         "bytes 448 and 884" AGAIN);
-    LIE(SFT, section(DEMO_IDS)->zero = 1, "section 2 follows section 1, which cannot be" AGAIN);
-    LIE(SFT, section(DEMO_IDS)->name = 3, "section 3 follows section 3, which cannot be" AGAIN);
+    LIE(SFT, section(DEMO_IDS)->zero = 1,
+        "section 2 follows section 1, which is the wrong order" AGAIN);
+    LIE(SFT, section(DEMO_IDS)->name = 3,
+        "section 3 follows section 3, which is the wrong order" AGAIN);
     LIE(SFT, section(DEMO_ABOUT)->name = 18,
-        "section 18 follows section 7, which cannot be" AGAIN);
+        "section 18 follows section 7, which is the wrong order" AGAIN);
     LIE(SFT, section(DEMO_ABOUT)->name = 9, "a file of sft needs section 8" AGAIN);
     make(SFT), head()->kind = KTO, seal(),
                lie("a file of labelled needs section 10" AGAIN, KTO);
@@ -430,8 +433,10 @@ static void test_lies(void) {
         "the offsets of section 5 do not rise from 0 to 12 (number 2 is 2)" AGAIN);
     LIE(SFT, ((uint64_t *)inside(DEMO_WORD_OFFSETS))[7] = 11,
         "the offsets of section 5 do not rise from 0 to 12 (number 7 is 11)" AGAIN);
-    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = WORDS, "an id is 7, but its vocabulary has 7 tokens" AGAIN);
-    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = -1, "an id is -1, but its vocabulary has 7 tokens" AGAIN);
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = WORDS,
+        "an id is 7, but its vocabulary has 7 tokens" AGAIN);
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = -1,
+        "an id is -1, but its vocabulary has 7 tokens" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[6] = 2,
         "its loss mask has bytes other than 0 and 1" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[4] = 1,
@@ -452,7 +457,8 @@ static void test_lies(void) {
         "supervised; 5 too long, 0 empty, 2 cut, 0 fully masked); check --output_key and "
         "--max_len");
     /* the first and the last of what is listed */
-    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[0] = WORDS, "an id is 7, but its vocabulary has 7 tokens" AGAIN);
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[0] = WORDS,
+        "an id is 7, but its vocabulary has 7 tokens" AGAIN);
     LIE(SFT, ((int32_t *)inside(DEMO_IDS))[TOKENS - 1] = -1,
         "an id is -1, but its vocabulary has 7 tokens" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[TOKENS - 1] = 2,
@@ -597,7 +603,7 @@ static void test_cut(void) {
     test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why.text);
     int status = read_cut((const unsigned char *)set.documents[0].ids, path, said, sizeof said);
     test_expect(WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(said, path) &&
-                    !strncmp(said, "error: ", 7) && strstr(said, "was cut") &&
+                    !strncmp(said, "error: ", 7) && strstr(said, "was truncated") &&
                     strchr(said, '\n') == said + strlen(said) - 1,
                 "status %d: %s", status, said);
     snprintf(other, sizeof other, "%s.other", path);
@@ -605,7 +611,7 @@ static void test_cut(void) {
     test_expect(write(descriptor, "text", 4) == 4, "cannot write %s", other);
     void *map = mmap(NULL, 4, PROT_READ, MAP_SHARED, descriptor, 0);
     status = read_cut((const unsigned char *)map, other, said, sizeof said);
-    test_expect(status && !strstr(said, "was cut"), "status %d: %s", status, said);
+    test_expect(status && !strstr(said, "was truncated"), "status %d: %s", status, said);
     munmap(map, 4);
     close(descriptor);
     remove(other);

@@ -216,10 +216,10 @@ rm -rf $out/says; build/train_sft $tiny --dataset $out/short.jsonl --eval_datase
 few="--dataset $out/short.jsonl $tiny --max_steps 1"
 refuse option_eval_steps 'eval_steps is 1, but there is nothing to evaluate on; give --eval_dataset' $few --eval_steps 1
 refuse option_eight_bit '\-\-load_in_8bit true is not supported: weights are never quantised' $few --load_in_8bit
-refuse option_stage '\-\-stage dpo is not supported: the program is the stage' $few --stage dpo
-refuse option_resume '\-\-resume_from_checkpoint nowhere is not supported: --load_checkpoint goes on' $few --resume_from_checkpoint nowhere
+refuse option_stage '\-\-stage dpo is not supported: each stage is a program of its own' $few --stage dpo
+refuse option_resume '\-\-resume_from_checkpoint nowhere is not supported: checkpoints are found in --ckpt_path' $few --resume_from_checkpoint nowhere
 refuse option_val_size '\-\-val_size 50 asks for 50 of 50 documents, which leaves none to train on' $few --val_size 50
-refuse option_template '\-\-apply_chat_template: .*short.jsonl is no token file' $few --apply_chat_template
+refuse option_template '\-\-apply_chat_template: .*short.jsonl is not a token file' $few --apply_chat_template
 refuse option_batch 'train_batch_size 12 is not --micro_train_batch_size 2 x 1 data-parallel ranks x --gradient_accumulation_steps 3 = 6' $few --train_batch_size 12 --micro_train_batch_size 2 --gradient_accumulation_steps 3
 refuse option_packed_rows 'with --sample_packing, axolotl counts packed rows' $few --micro_batch_size 2 --sample_packing
 refuse option_stride_ring 'ring_head_stride 2 needs --schedule llama3, but the schedule is ring' $few --ring_attn_size 2 --ring_head_stride 2 --schedule ring

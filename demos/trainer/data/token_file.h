@@ -172,7 +172,7 @@ __attribute__((format(printf, 2, 3))) static inline int demo_token_wrong(
     return -1;
 }
 
-static const char demo_token_again[] = "make it anew by demos/prepare.py";
+static const char demo_token_again[] = "make it again by demos/prepare.py";
 
 /* ---- a file that is cut while it is mapped: reading behind its new end is SIGBUS ---- */
 
