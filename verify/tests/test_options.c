@@ -619,7 +619,8 @@ static void test_definitions_refuse(void) {
          "--loss_agg_mode seq-mean-token-sum-norm is not defined"},
         {PPO, GROUPS "--loss_definition openrlhf --policy_loss_type gspo --loss_agg_mode dapo",
          "--loss_agg_mode token-mean is not defined for gspo"},
-        {PPO, GROUPS "--loss_definition trl --no_advantage_std_norm", "std_norm true has no"},
+        {PPO, GROUPS "--loss_definition trl --no_advantage_std_norm",
+         "std_norm true is not defined"},
         {PPO, GROUPS "--loss_definition openrlhf --no_advantage_std_norm", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = prepare(cases[i].tool, cases[i].line);

@@ -391,16 +391,16 @@ static void test_lies(void) {
     LIE(SFT, head()->sections = 18, "has a header with 18 sections, which is impossible" AGAIN);
     /* as many as there are bytes, and one more */
     LIE(SFT, head()->documents = 884, "section 1 has 40 bytes instead of 7080" AGAIN);
-    LIE(SFT, head()->documents = 885, "885 documents with 13 tokens cannot be" AGAIN);
+    LIE(SFT, head()->documents = 885, "885 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, head()->tokens = 884, "section 2 has 52 bytes instead of 3536" AGAIN);
-    LIE(SFT, head()->tokens = 885, "4 documents with 885 tokens cannot be" AGAIN);
-    LIE(SFT, head()->documents = 0, "0 documents with 13 tokens cannot be" AGAIN);
+    LIE(SFT, head()->tokens = 885, "4 documents with 885 tokens are impossible" AGAIN);
+    LIE(SFT, head()->documents = 0, "0 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, head()->documents = 5, "section 1 has 40 bytes instead of 48" AGAIN);
     LIE(SFT, head()->documents = UINT64_MAX,
-        "18446744073709551615 documents with 13 tokens cannot be" AGAIN);
+        "18446744073709551615 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, head()->tokens = UINT64_MAX / 4 + 2,
-        "4 documents with 4611686018427387905 tokens cannot be" AGAIN);
-    LIE(PAIRS, head()->documents = 3, "3 documents with 13 tokens cannot be" AGAIN);
+        "4 documents with 4611686018427387905 tokens are impossible" AGAIN);
+    LIE(PAIRS, head()->documents = 3, "3 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, section(DEMO_IDS)->begin -= 64,
         "section 2 has 52 bytes from byte 384 on, but must lie between bytes 448 and 884" AGAIN);
     LIE(SFT, section(DEMO_IDS)->begin = UINT64_MAX - 7,
