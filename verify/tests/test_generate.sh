@@ -186,25 +186,25 @@ resume_refused() { # NAME REGEX OPTIONS...
     cp kept.part killed.jsonl.part; rm -f killed.jsonl
     if ! made killed $more "$@" && [ "$(grep -c '^error: ' killed.log)" = 1 ] && grep -qE "^error: $regex" killed.log && cmp -s kept.part killed.jsonl.part && [ ! -e killed.jsonl ]; then ok "generate_refuse_$name"; else fail "generate_refuse_$name" "$(tail -n 1 killed.log)"; fi
 }
-was="killed.jsonl.part was begun with" fix="use the same to go on, or remove the file to start again$"
+was="killed.jsonl.part was started with" fix="use the same to go on, or remove the file to start again$"
 resume_refused again "killed.jsonl.part holds [0-9]+ texts of a run that did not end; go on with --resume, or remove the file to start again$"
 sed 's/plums/pears/' prompts.jsonl >changed.jsonl
-resume_refused prompts "$was prompts [0-9a-f]{16}, this run has [0-9a-f]{16}; $fix" --resume --dataset changed.jsonl
+resume_refused prompts "$was prompts [0-9a-f]{16}, but this run has [0-9a-f]{16}; $fix" --resume --dataset changed.jsonl
 resume_refused fewer "$was prompts .*; $fix" --resume --max_samples 24
 cp -r "$F/bytes" other; printf '\x01' | dd of=other/model.safetensors bs=1 seek=$(($(wc -c <other/model.safetensors) - 3)) conv=notrunc 2>/dev/null
 resume_refused a_weight "$was model .*; $fix" --resume --pretrain other
 resume_refused adapters "$was adapters .*; $fix" --resume --adapter_name_or_path adapters
 resume_refused reward "$was reward models .*; $fix" --resume --reward_pretrain rm
-resume_refused seed "$was --seed 42, this run has 43; $fix" --resume --seed 43
-resume_refused texts "$was --n_samples_per_prompt 3, this run has 2; $fix" --resume --n_samples_per_prompt 2
-resume_refused length "$was --max_new_tokens 31, this run has 20; $fix" --resume --max_new_tokens 20
-resume_refused temperature "$was --temperature 1, this run has 0.5; $fix" --resume --temperature 0.5
-resume_refused top_p "$was --top_p 1, this run has 0.5; $fix" --resume --top_p 0.5
-resume_refused top_k "$was --top_k 0, this run has 5; $fix" --resume --top_k 5
-resume_refused dtype "$was --param_dtype auto, this run has bf16; $fix" --resume --bf16
-resume_refused device "$was --device cpu, this run has reference; $fix" --resume --device reference
-resume_refused cell "$was --cell 0, this run has 16; $fix" --resume --cell 16
-resume_refused iter "$was --iter -1, this run has 0; $fix" --resume --iter 0
+resume_refused seed "$was --seed 42, but this run has 43; $fix" --resume --seed 43
+resume_refused texts "$was --n_samples_per_prompt 3, but this run has 2; $fix" --resume --n_samples_per_prompt 2
+resume_refused length "$was --max_new_tokens 31, but this run has 20; $fix" --resume --max_new_tokens 20
+resume_refused temperature "$was --temperature 1, but this run has 0.5; $fix" --resume --temperature 0.5
+resume_refused top_p "$was --top_p 1, but this run has 0.5; $fix" --resume --top_p 0.5
+resume_refused top_k "$was --top_k 0, but this run has 5; $fix" --resume --top_k 5
+resume_refused dtype "$was --param_dtype auto, but this run has bf16; $fix" --resume --bf16
+resume_refused device "$was --device cpu, but this run has reference; $fix" --resume --device reference
+resume_refused cell "$was --cell 0, but this run has 16; $fix" --resume --cell 16
+resume_refused iter "$was --iter -1, but this run has 0; $fix" --resume --iter 0
 resume_refused template "$was prompts .*; $fix" --resume --input_template 'Q: {} A: '
 cp kept.part whole.part; echo 'texts of somebody' >kept.part; resume_refused foreign "killed.jsonl.part exists and was not written by generate; move it away, or give another --output_path$" --resume; resume_refused foreign_anew "killed.jsonl.part exists and was not written by generate" ; cp whole.part kept.part
 { head -n 4 whole.part; echo '{"input": 3}'; sed -n 5,6p whole.part; } >kept.part
