@@ -80,9 +80,9 @@ refuse null 'rewards\[1\] is null' --ring_attn_size 2
 refuse text 'rewards\[1\] is text'
 refuse nan 'not JSON from byte 16 .*: NaN' --ring_attn_size 2
 refuse garbage 'not JSON from byte 0 of 17'
-refuse empty 'no JSON .*\(empty\)'
+refuse empty 'not JSON .*\(empty\)'
 refuse keyless '"rewards" is missing'
-refuse twice '"rewards" occurs twice'
+refuse twice 'has the key "rewards" twice'
 refuse behind 'not JSON from byte 17 of 25 on: and more'
 refuse mail 'does not speak HTTP .*; check the host and the port' --ring_attn_size 2
 refuse endless 'longer than'
