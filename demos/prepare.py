@@ -122,10 +122,10 @@ def options_of(arguments):
                         "blocks: true for plain text in documents of --max_len "
                         "tokens (seqpar writes it)")
     p.add_argument("--input_template",
-                   help="prompt around {}, without a chat template (User: {}\\nAssistant: )")
+                   help="template of the prompt, which replaces {}, without a chat template "
+                        "(User: {}\\nAssistant: )")
     p.add_argument("--csft_prompt", metavar="TEXT",
-                   help="prompts: the reward that is asked for, behind each "
-                        "of them, and a blank")
+                   help="text that asks for a reward, appended to each prompt with a space")
     p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
                    help="sft: all turns of the assistant are learnt, its last one, or "
                         "every token (assistant)")
@@ -166,7 +166,7 @@ def summary(counts, tokens, kind):
     text = (f"{counts['read']} {what} read, {counts['kept']} kept with {tokens} tokens, "
             f"{counts['supervised']} of them supervised; {counts['dropped_long']} too long, "
             f"{counts['zero_length']} empty, {counts['cut']} cut, "
-            f"{counts['fully_masked']} masked whole")
+            f"{counts['fully_masked']} fully masked")
     return text + (f", {counts['identical']} identical, "
                    f"{counts['two_prompts']} with two prompts" if kind == "pairs" else "")
 

@@ -17,10 +17,11 @@
 #include "program/world.h"
 
 static const char program_help[] =
-    "usage: seqpar [own options] COMMAND\n"
+    "usage: seqpar [options of seqpar] COMMAND\n"
     "\n"
-    "COMMAND is one of OpenRLHF, 360-LLaMA-Factory or axolotl, as it stands on their pages:\n"
-    "  train_sft | train_dpo | train_rm | train_kto | train_kd | train_prm | train_ppo OPTIONS\n"
+    "COMMAND is one of OpenRLHF, 360-LLaMA-Factory or axolotl, as in their documentation:\n"
+    "  train_sft | train_dpo | train_rm | train_kto | train_kd | train_prm | train_ppo "
+    "OPTIONS\n"
     "  generate OPTIONS: prompts in, texts out; also openrlhf.cli.batch_inference\n"
     "  deepspeed [--num_gpus N | --hostfile FILE] --module openrlhf.cli.train_sft OPTIONS\n"
     "  deepspeed --include localhost:0,1 ..., which is two ranks\n"
@@ -28,17 +29,19 @@ static const char program_help[] =
     "  ray job submit --address=... -- python3 -m openrlhf.cli.train_ppo_ray OPTIONS\n"
     "  torchrun --nnodes N --nproc_per_node N, accelerate launch --num_processes N, python3\n"
     "  llamafactory-cli train FILE.yaml KEY=VALUE..., src/train.py FILE.yaml KEY=VALUE...\n"
-    "  axolotl train FILE.yaml --KEY VALUE..., accelerate launch -m axolotl.cli.train FILE.yaml\n"
+    "  axolotl train FILE.yaml --KEY VALUE..., accelerate launch -m axolotl.cli.train "
+    "FILE.yaml\n"
     "\n"
-    "own options, before COMMAND or among its options:\n"
-    "  --cache_dir FOLDER    where tokens of text are kept [beside the data]\n"
-    "  --local_names FILE    lines of name, tab, path for names on a hub [./names.tsv]\n"
-    "  --local               run here what a hostfile has for several hosts\n"
-    "  --print_command       say what would be run, and end\n"
+    "options of seqpar, before COMMAND or among its options:\n"
+    "  --cache_dir FOLDER    where token files made from text are kept [beside the data]\n"
+    "  --local_names FILE    a path for each name on a hub: lines of name, tab, path "
+    "[./names.tsv]\n"
+    "  --local               run all ranks of a hostfile on this host\n"
+    "  --print_command       print the commands that would be run, and stop\n"
     "  --help                this; behind a trainer's name, its options\n"
     "  --help openrlhf       the options of OpenRLHF's commands; also llamafactory, axolotl\n"
     "\n"
-    "PYTHON in the environment is the python that makes tokens (tokenizers, jinja2).\n";
+    "PYTHON in the environment is the python that tokenizes text (tokenizers, jinja2).\n";
 
 /* ---- help ---- */
 
@@ -119,14 +122,14 @@ static int program_words_check(program *p) {
         if (demo_word_blank(word))
             return demo_fail(
                 p->error,
-                "word %d is a blank: something stands behind a backslash at the end "
-                "of a line, so that the lines below it are not read; remove what "
-                "stands behind the backslash, blanks too",
+                "word %d is a space: a backslash at the end of a line has a space after it, "
+                "so the shell did not pass on the lines below; remove everything after the "
+                "backslash",
                 i);
         if (*word == '#' && !program_is_value(p, i))
             return demo_fail(p->error,
-                             "word %d is '%.60s', a comment that the shell has handed over; "
-                             "remove it from the command",
+                             "word %d is '%.60s', a comment that the shell passed on; remove "
+                             "it from the command",
                              i, word);
     }
     return 0;
@@ -148,8 +151,8 @@ static int program_options_take(program *p) {
 static int program_trainer_check(program *p) {
     char **words = program_trainer_words(p);
     if (!access(words[0], X_OK)) return 0;
-    return demo_fail(p->error, "%.1000s: %s; it is the trainer, type make demos", words[0],
-                     strerror(errno));
+    return demo_fail(p->error, "cannot start the trainer %.1000s: %s; type make demos",
+                     words[0], strerror(errno));
 }
 
 static int program_read(program *p) {

@@ -22,8 +22,8 @@ static int program_axolotl_tool(program_keys *k) {
     }
     if (!is_rl || !strcmp(k->p->tool, "dpo") || !strcmp(kind, "kto")) return 0;
     return program_key_wrong(k, &rl,
-                             "rl is %.60s, but dpo, ipo and kto are done here; give one "
-                             "of them, or leave it out for SFT",
+                             "rl is %.60s, but only dpo, ipo and kto are supported; give one "
+                             "of them, or leave rl out for SFT",
                              kind);
 }
 
@@ -60,19 +60,20 @@ static int program_axolotl_refused(const program_keys *k, const program_node *se
         const char *key, *harmless, *fix;
     } refused[] = {
         {"split", "train", "write the split into a file and give that as path"},
-        {"name", "default", "write that part into a file and give that as path"},
+        {"name", "default", "write that subset into a file and give that as path"},
         {"chat_template", "tokenizer_default",
-         "one template holds for all; name it beside "
-         "base_model"},
-        {"roles_to_train", "assistant", "what the assistant says is learnt; leave it out"},
-        {"train_on_eos", "turn", "a turn is learnt with the token that ends it; leave it out"},
-        {"shards", "1", "give max_samples, or write the part into a file"}};
+         "all data sets have the same template; write chat_template beside base_model"},
+        {"roles_to_train", "assistant",
+         "only the assistant's messages are trained on; leave "
+         "it out"},
+        {"train_on_eos", "turn", "each message is trained on with its end token; leave it out"},
+        {"shards", "1", "give max_samples, or write the shard into a file"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const program_node *value = program_entry(set, refused[i].key);
         char *text = value && !program_is_null(value) ? program_joined(value) : NULL;
         if (value && !program_is_null(value) && (!text || strcmp(text, refused[i].harmless)))
             return program_at(k->p, k->path, value->line,
-                              "%s is %.60s, which is not done here: %s", refused[i].key,
+                              "%s is %.60s, which is not supported: %s", refused[i].key,
                               text ? text : "{...}", refused[i].fix);
     }
     return 0;
@@ -111,7 +112,7 @@ static int program_axolotl_chat(const program_keys *k, const program_node *set, 
     for (int64_t i = 1; i < arrlen(roles->items); i += 2)
         if (roles->items[i].shape != PROGRAM_LIST || !program_joined(&roles->items[i]))
             return program_at(k->p, k->path, roles->items[i].line,
-                              "%.60s of roles is no list of words; write [%.60s]",
+                              "%.60s of roles is not a list of words; write [%.60s]",
                               roles->items[i - 1].text, roles->items[i - 1].text);
     cJSON_AddItemToObject(info, "roles", program_json(roles));
     return 0;
@@ -132,8 +133,8 @@ static char *program_axolotl_path(const program_keys *k, const program_node *set
     char *one = files && !program_is_null(files) ? program_joined(files) : NULL;
     if (!path || (one && strchr(one, ','))) {
         program_at(k->p, k->path, set->line,
-                   "a data set needs path, and one file in data_files at most; write path: "
-                   "FILE, and a set for each file");
+                   "a data set needs path, and at most one file in data_files; write path: "
+                   "FILE, and one data set for each file");
         return NULL;
     }
     if (one && access(one, F_OK) && !access(program_text("%s/%s", path, one), F_OK))
@@ -158,8 +159,8 @@ static int program_axolotl_set_add(const program_keys *k, program_sets *sets,
         return program_at(
             k->p, k->path,
             program_entry(set, "type") ? program_entry(set, "type")->line : set->line,
-            "type is %.60s, but chat_template%s are what is read here; write the "
-            "records as messages with role and content",
+            "type is %.60s, but only chat_template%s are supported; write the records as "
+            "messages with role and content",
             type ? type : "not there",
             strcmp(k->p->tool, "sft") ? " and chat_template.default" : " and completion");
     if (chat ? program_axolotl_chat(k, set, info) : program_axolotl_completion(set, info))
@@ -178,8 +179,8 @@ static int program_axolotl_sets(program_keys *k, const char *key, const char *op
     const program_origin origin = {option, k->path, list.line};
     if (list.value.shape != PROGRAM_LIST || !arrlen(list.value.items))
         return program_key_wrong(k, &list,
-                                 "%s is no list of data sets; write - path: FILE and type: "
-                                 "chat_template below it",
+                                 "%s is not a list of data sets; write - path: FILE and "
+                                 "type: chat_template below it",
                                  key);
     for (int64_t i = 0; i < arrlen(list.value.items); i++)
         if (program_axolotl_set_add(k, &sets, &list.value.items[i], chats)) return -1;
@@ -199,9 +200,9 @@ static int program_axolotl_template(program_keys *k, bool chats) {
     const program_origin origin = {"chat_template", k->path, name.line};
     if (strcmp(what, "tokenizer_default") && !(written && !strcmp(what, "jinja")))
         return program_key_wrong(k, &name,
-                                 "chat_template is %.60s, but tokenizer_default, that of the "
-                                 "model's folder, and jinja with chat_template_jinja are read "
-                                 "here; give one of them",
+                                 "chat_template is %.60s, but only tokenizer_default (the "
+                                 "template in the model's folder) and jinja (with "
+                                 "chat_template_jinja) are supported; give one of them",
                                  what);
     if (!chats) return 0;
     program_said(k->p, "apply_chat_template", "true", &origin);
@@ -239,8 +240,8 @@ static int program_axolotl_tokens(program_keys *k) {
         if (strcmp(tokens.value.items[i].text, "pad_token"))
             return program_at(
                 k->p, k->path, tokens.value.items[i].line,
-                "%.60s of special_tokens is not set here: the tokens are those of "
-                "the model's folder; write it into tokenizer_config.json there",
+                "%.60s of special_tokens cannot be set here, as the tokens are those of the "
+                "model's folder; write it into tokenizer_config.json there",
                 tokens.value.items[i].text);
     if (!pad || pad->shape != PROGRAM_VALUE || program_is_null(pad)) return 0;
     k->p->pad = pad->text;
@@ -261,9 +262,9 @@ static int program_axolotl_pad(program *p) {
     cJSON_Delete(json);
     if (!there)
         program_at(p, p->file, p->pad_line,
-                   "pad_token %.60s is no token of %.300s, and a new one would need a row of "
-                   "the embedding, which is not made here; give one that it has, or leave it "
-                   "out: nothing is padded here",
+                   "pad_token %.60s is not in the vocabulary of %.300s, and embeddings are "
+                   "never resized; give a token that it has, or leave it out: nothing is "
+                   "padded",
                    p->pad, path);
     free(path);
     return there ? 0 : -1;

@@ -17,7 +17,7 @@ static int program_deepspeed_wrong(const program_deepspeed *d, const program_nod
                                    const char *key, const char *fix) {
     const char *text = value->shape == PROGRAM_VALUE ? value->text : "{...}";
     return program_at(d->p, d->path, value->line,
-                      "%.100s is %.100s, which is not done here: %s", key, text, fix);
+                      "%.100s is %.100s, which is not supported: %s", key, text, fix);
 }
 
 /* ---- keys with one value ---- */
@@ -27,7 +27,7 @@ typedef struct {
     const char *key, *harmless, *fix;
 } program_deepspeed_key;
 
-#define PROGRAM_SUMS "sums are in fp32 and in no other type; leave it out"
+#define PROGRAM_SUMS "gradients are always summed in fp32, over all ranks; leave it out"
 static const program_deepspeed_key program_deepspeed_top[] = {
     {"zero_allow_untested_optimizer", "*", ""},
     {"zero_force_ds_cpu_optimizer", "*", ""},
@@ -64,12 +64,15 @@ static const program_deepspeed_key program_deepspeed_zero[] = {
     {"ignore_unused_parameters", "*", ""},
     {"memory_efficient_linear", "*", ""},
     {"zero_hpz_partition_size", "*", ""},
-    {"load_from_fp32_weights", "true", "masters are those of the checkpoint; leave it out"},
+    {"load_from_fp32_weights", "true",
+     "fp32 master weights are always loaded from the "
+     "checkpoint; leave it out"},
     {"elastic_checkpoint", "*", ""},
     {"zero_quantized_weights", "false", PROGRAM_QUANTIZED},
     {"zero_quantized_gradients", "false", PROGRAM_QUANTIZED},
     {"zero_quantized_nontrainable_weights", "false", PROGRAM_QUANTIZED},
-    {"mics_shard_size", "-1", "state is split over all ranks of zero_stage; leave it out"},
+    {"mics_shard_size", "-1",
+     "state is always sharded over all data-parallel ranks; leave it out"},
     {NULL, NULL, NULL}};
 
 static const program_deepspeed_key *program_deepspeed_find(const program_deepspeed_key *table,
@@ -96,11 +99,9 @@ static int program_deepspeed_plain(const program_deepspeed *d,
 }
 
 static int program_deepspeed_unknown(const program_deepspeed *d, const program_node *key) {
-    return program_at(
-        d->p, d->path, key->line,
-        "%.100s is no key whose meaning is known here, and it may change numbers; "
-        "leave it out",
-        key->text);
+    return program_at(d->p, d->path, key->line,
+                      "%.100s is an unknown key, which may change the results; leave it out",
+                      key->text);
 }
 
 /* ---- what must agree with the command, as transformers wants it ---- */
@@ -116,8 +117,7 @@ static int program_deepspeed_agrees(const program_deepspeed *d, const program_no
         return 0;
     return program_at(
         d->p, d->path, value->line,
-        "%.100s is %.60s, but the command's %.60s is %.60s; write \"auto\", or the "
-        "same",
+        "%.100s is %.60s, but the command's %.60s is %.60s; write \"auto\", or the same value",
         key, value->shape == PROGRAM_VALUE ? value->text : "{...}", option,
         given ? given : otherwise);
 }
@@ -128,8 +128,8 @@ static int program_deepspeed_batch(const program_deepspeed *d, const program_nod
         return program_deepspeed_agrees(d, value, "train_batch_size", "train_batch_size",
                                         "auto");
     return program_deepspeed_wrong(d, value, "train_batch_size",
-                                   "it follows from micro-batch, accumulation and ranks; write "
-                                   "\"auto\"");
+                                   "it is micro-batch x accumulation steps x data-parallel "
+                                   "ranks; write \"auto\"");
 }
 
 /* Reads {"enabled": ...}; the other keys are about loss scaling in fp16. */
@@ -154,15 +154,15 @@ static int program_deepspeed_optimizer(const program_deepspeed *d, const program
     if (!type || (strcmp(type, "AdamW") && strcmp(type, "Adam")))
         return program_at(
             d->p, d->path, block->line,
-            "optimizer is of type %.60s, but AdamW is what is done here; leave the "
-            "block out, and give optim",
+            "the type of optimizer is %.60s, but only AdamW is supported; leave the block "
+            "out, and give optim",
             type ? type : "none");
     for (int64_t i = 0; params && i < arrlen(params->items); i += 2)
         if (!program_is_auto(&params->items[i + 1]) &&
             strcmp(params->items[i].text, "torch_adam"))
             return program_deepspeed_wrong(d, &params->items[i + 1], params->items[i].text,
-                                           "the command has the optimizer's numbers; write "
-                                           "\"auto\"");
+                                           "options of the command set up the optimizer; "
+                                           "write \"auto\"");
     return 0;
 }
 
@@ -242,8 +242,8 @@ static int program_deepspeed_key_read(const program_deepspeed *d, const program_
     if (!strcmp(name, "zero_optimization")) return program_deepspeed_zero_read(d, value);
     if (!strcmp(name, "scheduler"))
         return program_deepspeed_wrong(d, value, name,
-                                       "the command has the schedule; leave the block out, and "
-                                       "give lr_scheduler");
+                                       "options of the command set the schedule; leave the "
+                                       "block out, and give lr_scheduler");
     return program_deepspeed_unknown(d, key);
 }
 

@@ -78,8 +78,8 @@ static int program_keys_equals(program_keys *k, char **words, int64_t count) {
         int length = equals ? (int)(equals - words[i]) : 0;
         if (!length || words[i][0] == '-')
             return demo_fail(k->p->error,
-                             "%.200s stands behind %.300s, where LLaMA-Factory takes "
-                             "key=value; write it so, as in learning_rate=1e-5",
+                             "%.200s follows %.300s, where LLaMA-Factory takes key=value; "
+                             "write it so, as in learning_rate=1e-5",
                              words[i], k->path);
         program_key_override(k, program_text("%.*s", length, words[i]), equals + 1);
     }
@@ -92,8 +92,8 @@ static int program_keys_dashes(program_keys *k, char **words, int64_t count) {
         const char *word = words[i], *equals = strchr(word, '=');
         if (strncmp(word, "--", 2) || !word[2])
             return demo_fail(k->p->error,
-                             "%.200s stands behind %.300s, where axolotl takes --key value; "
-                             "write it so, as in --learning_rate 1e-5",
+                             "%.200s follows %.300s, where axolotl takes --key value; write "
+                             "it so, as in --learning_rate 1e-5",
                              word, k->path);
         bool follows = !equals && i + 1 < count && strncmp(words[i + 1], "--", 2);
         char *name = program_text("%.*s", (int)strcspn(word + 2, "="), word + 2);
@@ -126,12 +126,14 @@ static char *program_key_value(const program_keys *k, const program_key *key,
     if (!text && value->shape == PROGRAM_MAP && idle)
         text = program_text(arrlen(value->items) ? "{...}" : "{}");
     if (!text)
-        program_key_wrong(k, key, "%.100s is %s where a value belongs; write %.100s: value",
+        program_key_wrong(k, key,
+                          "%.100s is %s, but must be a single value; write %.100s: "
+                          "value",
                           key->name, shapes[value->shape], key->name);
     else if (value->shape == PROGRAM_VALUE && program_is_octal(value))
         program_key_wrong(k, key,
-                          "%.100s is %.60s, which yaml reads as a number to the base 8; leave "
-                          "out the zeros before it",
+                          "%.100s is %.60s, which YAML reads as an octal number; leave out "
+                          "its leading zeros",
                           key->name, text);
     else
         return text;
@@ -155,8 +157,8 @@ static int program_option_check(program *p, const demo_known *known, const char 
 static int program_key_unknown(const program_keys *k, const program_key *key) {
     const demo_known *nearest = demo_known_nearest(key->name, k->p->tool);
     return program_key_wrong(k, key,
-                             "%.100s is no key that is known%s%s; seqpar --help %s lists them",
-                             key->name, nearest ? ", perhaps it is " : "",
+                             "%.100s is an unknown key%s%s; seqpar --help %s lists all keys",
+                             key->name, nearest ? ", perhaps you mean " : "",
                              nearest ? nearest->name : "", demo_from_name[k->p->from]);
 }
 

@@ -27,7 +27,8 @@ typedef struct {
 } program_launcher_option;
 
 #define PROGRAM_GPUS_WANTED \
-    "give --num_gpus N, the GPUs that are left of each host; hosts are left out of the hostfile"
+    "give --num_gpus N for the number of GPUs to use on each host; to exclude a host, remove " \
+    "it from the hostfile"
 // clang-format off
 static const program_launcher_option program_launcher_options[] = {
     {"deepspeed", "--module", false, PROGRAM_MODULE},
@@ -39,7 +40,8 @@ static const program_launcher_option program_launcher_options[] = {
     {"deepspeed", "-i", true, PROGRAM_INCLUDE},
     {"deepspeed", "--exclude", true, PROGRAM_REFUSED, PROGRAM_GPUS_WANTED},
     {"deepspeed", "-e", true, PROGRAM_REFUSED, PROGRAM_GPUS_WANTED},
-    {"deepspeed", "--autotuning", true, PROGRAM_REFUSED, "--dry_run says what a run takes"},
+    {"deepspeed", "--autotuning", true, PROGRAM_REFUSED,
+        "give the trainer --dry_run, which prints the memory that training needs"},
     {"deepspeed", "--master_port", true, PROGRAM_NOTHING},
     {"deepspeed", "--master_addr", true, PROGRAM_NOTHING},
     {"deepspeed", "--node_rank", true, PROGRAM_NOTHING},
@@ -195,7 +197,7 @@ static int program_launcher_take(program *p, const program_launcher_option *o,
                                                     : &l->processes;
     snprintf(what, sizeof what, "%s %s", o->launcher, o->name);
     if (o->means == PROGRAM_REFUSED)
-        return demo_fail(p->error, "%s %.60s is not done here: %s", what, value, o->fix);
+        return demo_fail(p->error, "%s %.60s is not supported: %s", what, value, o->fix);
     if (o->means == PROGRAM_PRECISION) return program_launcher_precision(p, what, value);
     if (o->means == PROGRAM_HOSTFILE) return l->hostfile = value, 0;
     if (o->means == PROGRAM_INCLUDE) return l->include = value, 0;
@@ -250,7 +252,7 @@ static bool program_environment(program *p) {
 
 static void program_idle_say(const char **idle) {
     for (int64_t i = 0; i < arrlen(idle); i++)
-        fprintf(stderr, "%s%s", i ? ", " : "no effect here, of the launcher: ", idle[i]);
+        fprintf(stderr, "%s%s", i ? ", " : "launcher options without effect here: ", idle[i]);
     if (arrlen(idle)) fputc('\n', stderr);
 }
 

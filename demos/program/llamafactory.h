@@ -17,9 +17,9 @@ static int program_template_check(program *p) {
     if (!name || program_is_listed(program_templates, name)) return 0;
     demo_fail(
         p->error,
-        "--template is %.100s, but those that are written here are %s; give one of them, "
-        "or have data made by demos/prepare.py --apply_chat_template --train_on assistant "
-        "with the template of the model's folder",
+        "--template is %.100s, but the built-in templates are %s; give one of them, or make "
+        "a token file with the template of the model's folder: demos/prepare.py "
+        "--apply_chat_template --train_on assistant",
         name, program_listed(program_templates));
     return program_error_placed(p);
 }
@@ -59,13 +59,13 @@ static int program_info_refused(const program_infos *in, const program_node *set
         {"split", "train", "write the split into a file and give that as file_name"},
         {"folder", ".", "give the folder itself by --local_names, or as file_name"},
         {"num_samples", "",
-         "the records would be drawn anew by chance in every run; give "
-         "max_samples, or write them into a file"}};
+         "it would draw other records at random in every run; give max_samples, or write the "
+         "records into a file"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const char *text = program_entry_text(set, refused[i].key);
         if (text && strcmp(text, refused[i].harmless))
             return program_at(in->p, in->path, program_entry(set, refused[i].key)->line,
-                              "%s of %.100s is %.100s, which is not followed here: %s",
+                              "%s of %.100s is %.100s, which is not supported: %s",
                               refused[i].key, name, text, refused[i].fix);
     }
     return 0;
@@ -81,8 +81,8 @@ static int program_info_columns_check(const program_infos *in, const program_nod
     for (int i = 0; columns && i < 3; i++)
         if (program_entry_text(columns, media[i]))
             return program_info_wrong(in, program_entry(columns, media[i]),
-                                      "%s are no text, which alone is learnt here; leave the "
-                                      "set out",
+                                      "%s are not text, and only text is supported; leave "
+                                      "this data set out",
                                       media[i]);
     return 0;
 }
@@ -97,14 +97,15 @@ static int program_info_suits(const program_infos *in, const program_node *set,
     if (formatting && strcmp(formatting, "alpaca") && strcmp(formatting, "sharegpt") &&
         strcmp(formatting, "openai"))
         return program_info_wrong(in, program_entry(set, "formatting"),
-                                  "formatting %.100s is not known; alpaca and sharegpt are",
+                                  "formatting is %.100s, but only alpaca and sharegpt are "
+                                  "supported; give one of them",
                                   formatting);
     if (pairs != ranks)
         return program_at(in->p, in->path, set->line,
-                          "%.100s has %s\"ranking\": true, but stage %s learns from %s; name "
-                          "another set",
+                          "%.100s has %s\"ranking\": true, but stage %s trains on %s; name "
+                          "another data set",
                           name, ranks ? "" : "no ", in->p->tool,
-                          pairs ? "pairs" : "records of one answer");
+                          pairs ? "pairs" : "single responses");
     return 0;
 }
 
@@ -159,8 +160,8 @@ static int program_info_add(const program_infos *in, program_sets *sets, const c
     if (!set) {
         demo_fail(
             in->p->error,
-            "--%s %.200s does not stand in %.300s, which has %.1000s; correct the name, or "
-            "add it there",
+            "--%s %.200s is not in %.300s, which has %.1000s; correct the name, or add it "
+            "there",
             option, name, in->path, program_info_names(in));
         return program_error_placed(in->p);
     }
@@ -208,8 +209,8 @@ static void program_drop_all(program *p, const char *name) {
 static int program_template_wanted(program *p) {
     if (program_given(p, "template") || program_find(p, "pretrain_mode") >= 0) return 0;
     return demo_fail(p->error,
-                     "data of dataset_info.json needs a template; give one of %s, that of the "
-                     "model",
+                     "data sets of dataset_info.json need a template; give that of the "
+                     "model, one of %s",
                      program_listed(program_templates));
 }
 
@@ -253,8 +254,8 @@ static void program_packing_of_llamafactory(program *p) {
         program_drop_all(p, "max_len");
         program_add(p, "cutoff_len", program_text("%lld", (long long)length - 1));
         fprintf(stderr,
-                "notice: with packing documents have at most cutoff_len - 1 = %lld tokens, as "
-                "in LLaMA-Factory\n",
+                "notice: with packing, documents have at most cutoff_len - 1 = %lld tokens, "
+                "as in LLaMA-Factory\n",
                 (long long)length - 1);
     }
     if (program_find(p, "pretrain_mode") >= 0) program_drop_all(p, "packing_samples");

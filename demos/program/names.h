@@ -39,7 +39,7 @@ static int program_name_line(program *p, program_names *n, int line, char *text)
                          n->file, line, text);
     *tab = 0;
     if (program_name_path(n, text))
-        return demo_fail(p->error, "%.300s:%d: %.200s stands there twice; leave one line out",
+        return demo_fail(p->error, "%.300s:%d: %.200s occurs twice; leave one line out",
                          n->file, line, text);
     arrput(n->local, ((program_local){text, tab + 1, line}));
     return 0;
@@ -89,9 +89,9 @@ static void program_name_missing(program *p, const program_names *n, const char 
                   option, name, *name == '~' ? " (the shell did not replace ~)" : "");
     else
         demo_fail(p->error,
-                  "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
-                  "path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to say "
-                  "where it is",
+                  "--%s %.300s is not a file or folder here, and nothing is downloaded; give "
+                  "a path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to "
+                  "say where it is",
                   option, name, name, n->file);
 }
 
@@ -103,7 +103,8 @@ static const char *program_name_found(program *p, const program_names *n, const 
     if (path && program_is_here(path)) return path;
     if (path)
         demo_fail(p->error,
-                  "%.300s says that %.300s is at %.300s, where nothing is; correct the path",
+                  "%.300s says that %.300s is at %.300s, which does not exist; correct the "
+                  "path",
                   n->file, name, path);
     else
         program_name_missing(p, n, option, name);

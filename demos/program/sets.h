@@ -46,7 +46,7 @@ static int program_keys_known(program *p, const char *path, const program_node *
     for (int64_t i = 0; i < arrlen(map->items); i += 2)
         if (!program_is_listed(list, map->items[i].text))
             return program_at(p, path, map->items[i].line,
-                              "%.100s is no key of %.100s that is read here (%s); leave it out",
+                              "%.100s is not a supported key of %.100s (%s); leave it out",
                               map->items[i].text, of, program_listed(list));
     return 0;
 }
@@ -55,7 +55,7 @@ static int program_map_wanted(program *p, const char *path, const program_node *
                               const char *what) {
     if (node->shape == PROGRAM_MAP) return 0;
     return program_at(p, path, node->line,
-                      "%.100s is no map of keys; write key: value below it", what);
+                      "%.100s is not a map; write key: value lines below it", what);
 }
 
 static cJSON *program_json_value(const program_node *node) {
@@ -88,7 +88,7 @@ static int program_names_map(program *p, const char *path, const program_node *m
     for (int64_t i = 1; i < arrlen(map->items); i += 2)
         if (map->items[i].shape != PROGRAM_VALUE)
             return program_at(p, path, map->items[i].line,
-                              "%.100s is no text; write the name of a key of the records",
+                              "%.100s is not text; write the name of a key of the records",
                               map->items[i - 1].text);
     return 0;
 }

@@ -21,7 +21,7 @@ static int program_stage(program *p) {
     bool plain = stage && !strcmp(stage, "pt");
     p->from = DEMO_FROM_LLAMAFACTORY;
     if (!stage)
-        fprintf(stderr, "notice: there is no --stage, so it is sft, as in LLaMA-Factory\n");
+        fprintf(stderr, "notice: without --stage the stage is sft, as in LLaMA-Factory\n");
     int tool = program_tool(plain || !stage ? "sft" : stage);
     if (tool < 0)
         return demo_fail(p->error,

@@ -46,9 +46,9 @@ static bool program_trainer(program *p, const char *name, size_t length) {
 static int program_no_trainer(program *p, const char *word) {
     return demo_fail(
         p->error,
-        "%.200s starts none of train_sft, train_dpo, train_rm, train_kto, "
-        "train_kd, train_prm, train_ppo, generate, which are the programs here; seqpar --help "
-        "lists what may stand before them",
+        "%.200s starts no known program; give one of train_sft, train_dpo, train_rm, "
+        "train_kto, train_kd, train_prm, train_ppo, generate; seqpar --help lists the "
+        "launchers that may come before it",
         word);
 }
 
@@ -69,14 +69,14 @@ static int program_yaml_behind(program *p, int from, const char *word, bool verb
     int at = verb;
     if (verb && arrlen(p->options) && strcmp(p->options[0], "train"))
         return demo_fail(p->error,
-                         "%.100s %.100s does not train, and training is all that is done here; "
-                         "give %.100s train FILE.yaml",
+                         "%.100s %.100s is not supported, only train is; give %.100s train "
+                         "FILE.yaml",
                          word, p->options[0], word);
     if (!p->launch.launcher) p->launch.launcher = word;
     if (from == DEMO_FROM_LLAMAFACTORY && program_launch_of_environment(p)) return -1;
     if (at < arrlen(p->options) && program_is_yaml(p->options[at]))
         return program_yaml(p, from, at);
-    return demo_fail(p->error, "%.200s reads a .yaml file, but none is named; give it%s", word,
+    return demo_fail(p->error, "%.200s needs a .yaml file; name one%s", word,
                      at < arrlen(p->options) ? " before all options" : "");
 }
 

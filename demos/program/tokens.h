@@ -83,7 +83,7 @@ static char *program_output(program *p, char *const *words) {
     char *text = NULL, part[4096];
     FILE *said = tmpfile();
     if (!said || pipe(ends))
-        return demo_fail(p->error, "a pipe or a file in /tmp: %s", strerror(errno)),
+        return demo_fail(p->error, "cannot make a pipe or a file in /tmp: %s", strerror(errno)),
                (char *)NULL;
     fcntl(ends[0], F_SETFD, FD_CLOEXEC), fcntl(ends[1], F_SETFD, FD_CLOEXEC);
     pid_t child = program_begin(p, words, ends[1], fileno(said));
@@ -122,8 +122,8 @@ static int program_set_read(program *p, program_set *set, const char *line) {
          **data = program_set_word(set, "--dataset");
     if (!set->option || !set->output || !kind || !model || !data)
         return demo_fail(p->error,
-                         "the trainer says '%.300s' of its data, which seqpar does not "
-                         "understand; build both from one source",
+                         "the trainer describes its data as '%.300s', which seqpar cannot "
+                         "read; build both from the same source",
                          line);
     set->kind = *kind, set->pretrain = *model, set->paths = *data;
     return 0;
@@ -175,7 +175,8 @@ static char *program_cached(program *p, const program_set *set, uint64_t digest)
         return program_text("%s%s.%s.%016llx.tokens", inside, name[0] == '.' ? "data" : name,
                             set->kind, (unsigned long long)digest);
     demo_fail(p->error,
-              "tokens of %.300s cannot be written into %.300s: %s; give --cache_dir FOLDER",
+              "the token file of %.300s cannot be written into %.300s: %s; give --cache_dir "
+              "FOLDER",
               set->paths, inside, strerror(errno));
     return NULL;
 }
@@ -190,13 +191,17 @@ static bool program_tokens_there(const program_set *set, const char *path) {
     while (strcmp(demo_token_kinds[kind], set->kind)) kind++;
     if (access(path, F_OK)) return false;
     if (demo_token_file_open(&file, path, kind, &why)) {
-        fprintf(stderr, "notice: %s; it is made anew\n", why.text);
+        fprintf(stderr, "notice: %s; it is made again\n", why.text);
         return false;
     }
     char *json = demo_read_file(program_text("%s/tokenizer.json", set->pretrain), &size);
     demo_fingerprint own = {size, json ? demo_crc32(0, (unsigned char *)json, size) : 0};
     bool same = demo_same_tokenizer(own, demo_token_fingerprint(&file));
-    if (!same) fprintf(stderr, "notice: %s is of another tokenizer; it is made anew\n", path);
+    if (!same)
+        fprintf(stderr,
+                "notice: %s was made with another tokenizer; it is made "
+                "again\n",
+                path);
     demo_token_file_close(&file);
     free(json);
     return same;
@@ -208,8 +213,8 @@ static char *program_prepare_path(program *p) {
     char *path = program_text("%s/../demos/prepare.py", p->folder), whole[PATH_MAX];
     if (realpath(path, whole)) return program_text("%s", whole);
     demo_fail(p->error,
-              "%s is not there, which makes tokens of text; give a token file, or "
-              "start seqpar where it was built",
+              "%s, which tokenizes text, is missing; give a token file, or start seqpar "
+              "where it was built",
               path);
     return NULL;
 }
@@ -248,7 +253,7 @@ static int program_tokens_of(program *p, const char *line) {
         !(*set.output = program_cached(p, &set, digest)))
         return -1;
     bool there = program_tokens_there(&set, *set.output);
-    if (there) fprintf(stderr, "tokens: %s, made before of the same\n", *set.output);
+    if (there) fprintf(stderr, "tokens: %s, made earlier from the same data\n", *set.output);
     if (!there && program_tokens_make(p, &set, prepare)) return -1;
     int i = program_find(p, set.option);
     program_replace(p, program_value_of(p, i), *set.output);
@@ -275,8 +280,8 @@ static void program_bytes_say(const program *p) {
     char *tokenizer = program_text("%s/tokenizer.json", model ? model : "");
     if (model && data && program_is_data(data) && access(tokenizer, F_OK))
         fprintf(stderr,
-                "notice: %s has no tokenizer.json, so the text is read as bytes; put its "
-                "tokenizer there if the model has one\n",
+                "notice: %s has no tokenizer.json, so each byte of text is a token; if the "
+                "model has a tokenizer, put tokenizer.json there\n",
                 model);
     free(tokenizer);
 }

@@ -13,8 +13,8 @@ static int program_host_twice(program *p, const char *path, int line, const char
     for (int64_t i = 0; i < arrlen(p->hosts); i++)
         if (!strcmp(p->hosts[i].name, name))
             return demo_fail(p->error,
-                             "%.300s:%d: host %.100s stands there twice; give it one "
-                             "line, with all its slots",
+                             "%.300s:%d: host %.100s occurs twice; give it one line, with "
+                             "all its slots",
                              path, line, name);
     return 0;
 }
@@ -28,8 +28,8 @@ static int program_host_read(program *p, const char *path, int line, char *text)
     more = strtok_r(NULL, " \t\r", &save);
     if (!slots || strncmp(slots, "slots=", 6) || more)
         return demo_fail(p->error,
-                         "%.300s:%d: %.100s has no slots=N behind it, and that alone; write "
-                         "%.100s slots=8 for 8 ranks there",
+                         "%.300s:%d: %.100s must be followed by slots=N and nothing else; "
+                         "write %.100s slots=8 for 8 ranks there",
                          path, line, name, name);
     program_host host = {program_text("%s", name), 0};
     snprintf(what, sizeof what, "%.300s:%d: slots of %.100s", path, line, name);
@@ -98,8 +98,8 @@ static int program_include_host(program *p, const char *name, size_t length) {
     if (strlen(here) == length && !strncmp(here, name, length)) return 0;
     return demo_fail(
         p->error,
-        "--include %.200s names a host other than %.100s, which is the one there "
-        "is; write several hosts into a hostfile, with a line host slots=N for each",
+        "--include %.200s names a host other than %.100s, the only known host; write several "
+        "hosts into a hostfile, with a line host slots=N for each",
         p->launch.include, here);
 }
 
@@ -115,8 +115,8 @@ static int program_include_take(program *p) {
             l->include, l->per_node ? "num_gpus" : "num_nodes");
     if (strchr(l->include, '@') || p->nodes > 1)
         return demo_fail(p->error,
-                         "--include %.200s is about several hosts; write those that are wanted "
-                         "into a hostfile, with a line host slots=N for each",
+                         "--include %.200s does not work with several hosts; write the hosts "
+                         "to use into a hostfile, with a line host slots=N for each",
                          l->include);
     if (program_include_host(p, l->include, strcspn(l->include, ":"))) return -1;
     int64_t ids = colon ? program_ids(colon + 1) : 0;
@@ -145,13 +145,13 @@ static int program_world_of_launcher(program *p) {
     if (l->launcher && !strcmp(l->launcher, "deepspeed") && p->nodes > 1)
         return demo_fail(
             p->error,
-            "deepspeed --num_nodes %lld says not which; give --hostfile FILE, with "
+            "deepspeed --num_nodes %lld does not say which hosts; give --hostfile FILE, with "
             "a line host slots=N for each",
             (long long)p->nodes);
     if (l->processes % p->nodes)
         return demo_fail(p->error,
-                         "--num_processes %lld are not the same number on each of "
-                         "--num_machines %lld; change one of them",
+                         "--num_processes %lld is not a multiple of --num_machines %lld; "
+                         "change one of them",
                          (long long)l->processes, (long long)p->nodes);
     p->ranks = l->processes              ? l->processes
                : l->per_node || l->nodes ? p->nodes * (l->per_node ? l->per_node : 1)
@@ -178,8 +178,8 @@ static void program_world_say(const program *p) {
         program_given(p, "data_parallel_size") || program_given(p, "world_size"))
         return;
     fprintf(stderr,
-            "notice: %s was not told how many ranks to start, so it is %s%s%.*s; add "
-            "%sworld_size%sN for more\n",
+            "notice: the options of %s do not say how many ranks to start, so it starts "
+            "%s%s%.*s; add %sworld_size%sN for more\n",
             p->launch.launcher, ring ? ring : "1", ring ? ", the " : "",
             (int)strcspn(word, "="), word, equals ? "" : "--", equals ? "=" : " ");
 }
@@ -193,8 +193,8 @@ static int program_world(program *p) {
     snprintf(ranks, sizeof ranks, "%lld", (long long)p->ranks);
     if (p->ranks && typed && strcmp(typed, ranks))
         return demo_fail(p->error,
-                         "--world_size is %.60s, but %s was told of %s ranks; leave one of "
-                         "the two out",
+                         "--world_size is %.60s, but the options of %s say %s ranks; leave "
+                         "one of the two out",
                          typed, p->launch.launcher, ranks);
     if (p->ranks && !typed) program_add(p, "world_size", ranks);
     return 0;
@@ -227,8 +227,8 @@ static void program_hosts_say(const program *p, FILE *out) {
     if (slots)
         fprintf(out, " --mpi=pmix %s%s\n", program_binary(p, "mpi_", p->tool), line);
     else
-        fprintf(out, "srun gives every host the same number of ranks, which this hostfile does "
-                     "not; take mpirun\n");
+        fprintf(out, "srun starts the same number of ranks on every host, but this hostfile "
+                     "has different numbers; use mpirun\n");
     free(line);
 }
 

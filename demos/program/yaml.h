@@ -62,8 +62,9 @@ static int program_yaml_broken(program_yaml_reader *r) {
     for (int i = 1; i < line && strchr(begin, '\n'); i++) begin = strchr(begin, '\n') + 1;
     if (begin[strspn(begin, " ")] == '\t')
         return program_at(r->p, r->path, line,
-                          "a tab indents the line, which yaml does not take; write blanks");
-    return program_at(r->p, r->path, line, "this is no yaml: %s%s%s; correct the line",
+                          "the line is indented by a tab, which YAML does not allow; write "
+                          "spaces");
+    return program_at(r->p, r->path, line, "this is not YAML: %s%s%s; correct the line",
                       r->parser.problem ? r->parser.problem : "it cannot be read",
                       r->parser.context ? " " : "", r->parser.context ? r->parser.context : "");
 }
@@ -93,7 +94,7 @@ static int program_yaml_tabs(program_yaml_reader *r) {
     int line = 1;
     for (const char *at = r->bytes; at < tab; at++) line += *at == '\n';
     return program_at(r->p, r->path, line,
-                      "a tab stands there, which yaml takes in quotes alone; write blanks");
+                      "the line has a tab, which YAML allows in quotes only; write spaces");
 }
 
 /* The next event, in r->event. */
@@ -108,25 +109,23 @@ static int program_yaml_marked(program_yaml_reader *r, const yaml_char_t *anchor
     int line = (int)r->event.start_mark.line + 1;
     if (anchor)
         return program_at(r->p, r->path, line,
-                          "&%.60s is an anchor; they are not followed, write the value where "
-                          "it belongs",
+                          "&%.60s is an anchor, which is not supported; write the value "
+                          "itself wherever it is used",
                           anchor);
     if (tag)
         return program_at(r->p, r->path, line,
-                          "%.60s is a tag; they are not followed, leave it out", tag);
+                          "%.60s is a tag, which is not supported; leave it out", tag);
     return 0;
 }
 
 static int program_yaml_key(program_yaml_reader *r, const program_node *map,
                             const program_node *key) {
     if (key->shape != PROGRAM_VALUE)
-        return program_at(r->p, r->path, key->line,
-                          "a list or map stands where a key belongs; write key: value");
+        return program_at(r->p, r->path, key->line, "a key is a list or map; write key: value");
     for (int64_t i = 0; i < arrlen(map->items); i += 2)
         if (!strcmp(map->items[i].text, key->text))
             return program_at(r->p, r->path, key->line,
-                              "%.100s stands there twice, in line %d, too; leave one of them "
-                              "out",
+                              "%.100s occurs twice, also in line %d; leave one of them out",
                               key->text, map->items[i].line);
     return 0;
 }
@@ -139,7 +138,7 @@ static int program_yaml_items(program_yaml_reader *r, program_node *node, yaml_e
                               int depth) {
     if (depth > PROGRAM_YAML_DEEPEST)
         return program_at(r->p, r->path, node->line,
-                          "lists and maps lie more than %d deep in each other; make it flatter",
+                          "lists and maps are nested more than %d deep; use fewer levels",
                           PROGRAM_YAML_DEEPEST);
     while (!program_yaml_next(r)) {
         program_node item = {PROGRAM_VALUE};
@@ -157,7 +156,8 @@ static int program_yaml_value(program_yaml_reader *r, program_node *node) {
     node->shape = PROGRAM_VALUE;
     node->plain = r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     if (strlen(text) != r->event.data.scalar.length)
-        return program_at(r->p, r->path, node->line, "a zero byte stands in it; leave it out");
+        return program_at(r->p, r->path, node->line,
+                          "the file contains a zero byte; remove it");
     node->text = program_text("%s", text);
     return 0;
 }
@@ -183,10 +183,9 @@ static int program_yaml_node(program_yaml_reader *r, program_node *node, int dep
                    : program_yaml_items(r, node, YAML_MAPPING_END_EVENT, depth);
     case YAML_ALIAS_EVENT:
         return program_at(r->p, r->path, node->line,
-                          "*%.60s is an alias; they are not followed, write the value where it "
-                          "belongs",
+                          "*%.60s is an alias, which is not supported; write the value itself",
                           (const char *)e->data.alias.anchor);
-    default: return program_at(r->p, r->path, node->line, "a value belongs there; write it");
+    default: return program_at(r->p, r->path, node->line, "a value is missing; write it");
     }
 }
 
@@ -197,11 +196,12 @@ static int program_yaml_document(program_yaml_reader *r, program_node *root) {
         return program_at(r->p, r->path, 1, "the file is empty; write key: value lines");
     if (program_yaml_next(r) || program_yaml_node(r, root, 0)) return -1;
     if (root->shape != PROGRAM_MAP)
-        return program_at(r->p, r->path, root->line, "there is no key; write key: value lines");
+        return program_at(r->p, r->path, root->line,
+                          "the file has no key; write key: value lines");
     if (program_yaml_next(r) || program_yaml_next(r)) return -1; /* the document's end */
     if (r->event.type != YAML_STREAM_END_EVENT)
         return program_at(r->p, r->path, (int)r->event.start_mark.line + 1,
-                          "a second document begins; give one file for each run");
+                          "a second YAML document begins here; give one file for each run");
     return 0;
 }
 

@@ -35,7 +35,7 @@ def once(pairs):
     if len(found) < len(pairs):
         times = collections.Counter(key for key, _ in pairs)
         twice = next(key for key, n in times.items() if n > 1)
-        raise Refused(f"key \"{twice}\" stands there twice; remove one of them")
+        raise Refused(f"key \"{twice}\" occurs twice; remove one of them")
     return found
 
 
@@ -46,7 +46,7 @@ def json_of(raw, wanted):
     try:
         return DECODER.decode(raw.decode())
     except UnicodeDecodeError as why:
-        raise Refused(f"byte {why.start} is no UTF-8; write the file anew as UTF-8")
+        raise Refused(f"byte {why.start} is not UTF-8; convert the file to UTF-8")
     except ValueError as why:
         raise Refused(f"broken JSON ({why}); {wanted} is needed")
     except RecursionError:

@@ -167,5 +167,5 @@ def stream_items(files):
         except OSError as why:
             raise Refused(f"{path} cannot be read: {why.strerror}; give a .txt of UTF-8")
         except UnicodeDecodeError as why:
-            raise Refused(f"{path}: byte {why.start} of a part is no UTF-8 ({why.reason}); "
-                          "write the file anew as UTF-8")
+            raise Refused(f"{path}: byte {why.start} of a part is not UTF-8 ({why.reason}); "
+                          "convert the file to UTF-8")

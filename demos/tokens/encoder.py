@@ -130,9 +130,9 @@ class Encoder:
         d.ids, d.mask, d.prompt_tokens = ids, bytearray(i == self.placeholder for i in ids), 0
         steps, text = d.mask.count(1), self.o.placeholder_token
         if ids and not steps:
-            raise Refused(f"the text holds no placeholder {text!r} that is a token of its own, "
-                          "behind which nothing is learnt; set it behind each step, or name "
-                          "another by --placeholder_token")
+            raise Refused(f"the text has no placeholder {text!r} as a token of its own, so no "
+                          "step has a label; put it after each step, or name another by "
+                          "--placeholder_token")
         if ids and steps != len(d.labels):
             raise Refused(f"{len(d.labels)} labels in \"{self.o.label_key}\" for {steps} "
                           f"placeholders {text!r}; give one for each")

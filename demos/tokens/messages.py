@@ -93,7 +93,7 @@ def message_of(message, where):
     for key in ("weight", "train", "training"):
         if key in message and message[key] != 1:
             raise Refused(f"{where} has \"{key}\": {json.dumps(message[key])}, which says that "
-                          "it is not learnt; that is not done here: end the conversation "
+                          "it is not learnt; that is not supported: end the conversation "
                           "before it, or leave the key out")
     return {**message, "content": content_of(message, where)}
 

@@ -48,7 +48,7 @@ def settle_shape(o):
 def settle_pretrain(o, texts):
     """--pretrain_mode, and which of its options needs which."""
     if o.pretrain_mode and o.output_key is not None:
-        raise Refused("--pretrain_mode learns the text of --input_key alone; leave out "
+        raise Refused("--pretrain_mode trains on the text of --input_key only; leave out "
                       f"--output_key {o.output_key}")
     if o.pretrain_eos > o.pretrain_mode or o.pretrain_blocks > o.pretrain_eos:
         lacks_mode = o.pretrain_eos > o.pretrain_mode
@@ -57,9 +57,9 @@ def settle_pretrain(o, texts):
     if o.pretrain_blocks and o.max_len < 2:
         raise Refused("--pretrain_blocks makes documents of --max_len tokens; give 2 or more")
     if o.pretrain_eos and o.plain:
-        raise Refused(f"{texts[0]} is one text without an end, where LLaMA-Factory's stage pt "
-                      "ends every line in EOS; give a .jsonl of a text a record, or "
-                      "leave out --pretrain_eos")
+        raise Refused(f"{texts[0]} is read as one text, but LLaMA-Factory's stage pt "
+                      "ends every line in EOS; give a .jsonl with one text in each "
+                      "record, or leave out --pretrain_eos")
 
 
 def settle_kind(o):
@@ -114,10 +114,11 @@ def settle_form(o):
     if o.input_template is None:
         o.input_template = "User: {}\nAssistant: "
     if "{}" not in o.input_template:
-        raise Refused(f"--input_template has no {{}} for the prompt: {o.input_template!r}")
+        raise Refused("--input_template must have {} once, in the place of the prompt, but has "
+                      f"none: {o.input_template!r}")
     if o.input_template.count("{}") > 1:
-        raise Refused("--input_template has {} twice, but there is one prompt: "
-                      f"{o.input_template!r}")
+        raise Refused("--input_template must have {} once, in the place of the prompt, but has "
+                      f"it twice: {o.input_template!r}")
 
 
 def settle_steps(o):
@@ -134,11 +135,11 @@ def settle_steps(o):
             raise Refused(f"--{name} shapes prompts and responses, but steps have one text, "
                           "which is taken as it is; leave it out")
     if not o.placeholder_token:
-        raise Refused("there is no placeholder; name the token behind each step "
-                      "by --placeholder_token")
+        raise Refused("no placeholder token; give the token after each step by "
+                      "--placeholder_token")
     if o.truncation == "cut_both":
-        raise Refused("--truncation cut_both is of a prompt and a response, but steps have one "
-                      "text; give cut or drop")
+        raise Refused("--truncation cut_both needs a prompt and a response, but train_prm has a "
+                      "single text; give cut or drop")
     o.reward_tokens = " ".join(o.reward_tokens or []).split()
     if o.reward_tokens and not 2 <= len(o.reward_tokens) <= MOST_CHOICES:
         raise Refused(f"--reward_tokens {' '.join(o.reward_tokens)} are "

@@ -532,7 +532,7 @@ def test_summary():
                                  two_prompts=6)
     for kind in ("sft", "pairs", "labelled", "prompts"):
         what, more = ("pairs", ", 4 identical, 6 with two prompts") if kind == "pairs" else ("records", "")
-        wanted = f"29 {what} read, 23 kept with 211 tokens, 101 of them supervised; 3 too long, 2 empty, 5 cut, 7 masked whole{more}"
+        wanted = f"29 {what} read, 23 kept with 211 tokens, 101 of them supervised; 3 too long, 2 empty, 5 cut, 7 fully masked{more}"
         assert prepare.summary(counts, 211, kind) == wanted, prepare.summary(counts, 211, kind)
 
 
@@ -588,13 +588,13 @@ def test_files():
         with open(f"{OUT}/broken.jsonl.gz", "wb") as file:
             file.write(broken)
         refused("broken.jsonl.gz is no whole gzip file", "chatml", f"{OUT}/broken.jsonl.gz")
-    for text, said in (('[{"input": "a", "input": "b"}]', 'bad.jsonl: key "input" stands there twice'),
+    for text, said in (('[{"input": "a", "input": "b"}]', 'bad.jsonl: key "input" occurs twice'),
                        ('[{"input": "a"}] {', "bad.jsonl: broken JSON"), ('[{"input": "a"}, 5]', ":2: the record is 5"),
                        ('{"input": ' + "[" * 100000, "lie too deep in each other")):
         refused(said, "chatml", lines("bad", [text]))
     with open(f"{OUT}/bad.jsonl", "wb") as file:
         file.write(b'{"input": "a\xff"}\n')
-    refused(":1: byte 12 is no UTF-8", "chatml", f"{OUT}/bad.jsonl")
+    refused(":1: byte 12 is not UTF-8", "chatml", f"{OUT}/bad.jsonl")
 
 
 def test_places():
@@ -867,7 +867,7 @@ def test_refused():
             lines("bad", [{"input": "a", "output": "b"}, {"input": "a"}]), "--output_key", "output")
     refused("answers no prompt; give --prompt_key", "chatml", lines("bad", [{"chosen": "a", "rejected": "b"}]),
             "--apply_chat_template", kind="pairs")
-    refused(":1: key \"input\" stands there twice", "chatml", lines("bad", ['{"input": "a", "input": "b"}']))
+    refused(":1: key \"input\" occurs twice", "chatml", lines("bad", ['{"input": "a", "input": "b"}']))
     refused(":1: the record is [1]", "chatml", lines("bad", ["[1]"]))
     refused(":2: a text holds half a character", "chatml", lines("bad", [{"input": "a"}, '{"input": "a\\ud800"}']))
     refused("is empty, but a response needs a token", "chatml", lines("bad", [{"p": "a", "chosen": "", "rejected": "b"}]),
@@ -993,7 +993,7 @@ def test_trainers():
     # what does not go together
     save = ["--save_path", os.path.abspath(f"{OUT}/none")]
     said = train("sft", "--dataset", pairs, *base, *save, code=2)
-    assert "is of kind pairs, for train_dpo and train_rm; --kind sft is needed here" in said, said
+    assert "is of kind pairs, for train_dpo and train_rm; make one of --kind sft" in said, said
     assert "is of kind sft, for train_sft" in train("dpo", "--dataset", sft, *base, *save, code=2)
     assert "a document has " in train("sft", "--dataset", sft, *base, *save, "--max_len", "20", code=2)
     # options that the file settles: said again they change nothing, said otherwise they are refused

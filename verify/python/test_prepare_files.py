@@ -660,14 +660,14 @@ def refuses(words, sentence):
 
 FOR_SFT, ALIVE = "{} is for --kind sft, not for {}; leave it out", "; leave it out, or "
 MARKS = " ".join("abcdefghijklmnopq")
-PLAIN = f"{TEXT} is one text without an end, where LLaMA-Factory's stage pt ends every line in EOS; give a .jsonl of a text a record, or leave out --pretrain_eos"
+PLAIN = f"{TEXT} is read as one text, but LLaMA-Factory's stage pt ends every line in EOS; give a .jsonl with one text in each record, or leave out --pretrain_eos"
 STEPS = "--kind steps --placeholder_token x"
 SHAPES = "--{} shapes prompts and responses, but steps have one text, which is taken as it is; leave it out"
 rows("settle_refuses", settled, [
     refuses("--template qwen --apply_chat_template --input_template {}",
         "--apply_chat_template and --input_template are two ways to shape a text; leave out one of them"),
     refuses("--template qwen --input_template {}", "--template qwen and --input_template are two ways to shape a text; leave out one of them"),
-    refuses("--pretrain_mode --output_key a", "--pretrain_mode learns the text of --input_key alone; leave out --output_key a"),
+    refuses("--pretrain_mode --output_key a", "--pretrain_mode trains on the text of --input_key only; leave out --output_key a"),
     refuses("--pretrain_eos", "--pretrain_eos needs --pretrain_mode; add it, or leave it out"),
     refuses("--pretrain_blocks", "--pretrain_blocks needs --pretrain_eos; add it, or leave it out"),
     refuses("--pretrain_mode --pretrain_blocks", "--pretrain_blocks needs --pretrain_eos; add it, or leave it out"),
@@ -682,14 +682,14 @@ rows("settle_refuses", settled, [
         "--csft_prompt stands behind the text of a prompt, and --template writes tokens; leave it out, or take --apply_chat_template"),
     refuses("--placeholder_token x", "--placeholder_token is for --kind steps, not for sft; leave it out"),
     refuses("--reward_tokens x y", "--reward_tokens is for --kind steps, not for sft; leave it out"),
-    refuses("--kind steps", "there is no placeholder; name the token behind each step by --placeholder_token"),
+    refuses("--kind steps", "no placeholder token; give the token after each step by --placeholder_token"),
     *(refuses(f"{STEPS} --{name}{value}", SHAPES.format(name)) for name,
      value in (("apply_chat_template", ""), ("template", " qwen"), ("dataset_info", " [{}]"), ("input_template", " {}"), ("output_key", " a"))),
-    refuses(f"{STEPS} --truncation cut_both", "--truncation cut_both is of a prompt and a response, but steps have one text; give cut or drop"),
+    refuses(f"{STEPS} --truncation cut_both", "--truncation cut_both needs a prompt and a response, but train_prm has a single text; give cut or drop"),
     refuses(f"{STEPS} --reward_tokens a", "--reward_tokens a are 1; give 2 to 16"),
     refuses(f"{STEPS} --reward_tokens {MARKS}", f"--reward_tokens {MARKS} are 17; give 2 to 16"),
-    refuses("--input_template {}{}", "--input_template has {} twice, but there is one prompt: '{}{}'"),
-    refuses("--input_template x", "--input_template has no {} for the prompt: 'x'"),
+    refuses("--input_template {}{}", "--input_template must have {} once, in the place of the prompt, but has it twice: '{}{}'"),
+    refuses("--input_template x", "--input_template must have {} once, in the place of the prompt, but has none: 'x'"),
     *(refuses(f"{INFO} --{name} a", f"--dataset_info and --{name} both name keys; leave out one of them") for name in ("input_key",
      "output_key", "label_key")),
     refuses(f"{INFO} --kind pairs --prompt_key a", "--dataset_info and --prompt_key both name keys; leave out one of them"),
@@ -786,7 +786,7 @@ def prepared(words, counts, tokens, data=TEN, blocks=False):
     return fake.log[1:], written, re.sub(r"[\d,]+(?= tokens/s)", "N", out.getvalue()), err.getvalue()
 
 
-SAID = "{} read, {} kept with {} tokens, {} of them supervised; 0 too long, 0 empty, 0 cut, 0 masked whole"
+SAID = "{} read, {} kept with {} tokens, {} of them supervised; 0 too long, 0 empty, 0 cut, 0 fully masked"
 RECORDS, PROMPTS = SAID.format("7 records", 6, 50, 40), SAID.format("7 records", 6, 50, 0)
 GOOD = {"read": 7, "kept": 6, "supervised": 40}
 

@@ -688,13 +688,13 @@ rows("step_label", lambda label, marks: stepper(marks).step_label(label, "it"), 
     (([LONG], "+ -"), Sentence(f'it is ["{LONG[:38]}, but a token or a number is needed')),
     (("ab", ""), Sentence("it: 'ab' is 2 tokens, [97, 98]; give a text that is one")),
     ((None, "+ -"), Sentence("it is null, but a token or a number is needed")),
-    ((0.5, "+ - ="), Sentence("it is 0.5, a share of the first of two marks, but --reward_tokens names 3; name two, or give tokens as labels")),
-    ((0.5, ""), Sentence("it is 0.5, a share of the first of two marks, but --reward_tokens names 0; name two, or give tokens as labels")),
-    ((10 ** 50, "+ -"), Sentence(f"it is 1{'0' * 39}, but a share lies between 0 and 1")),
-    ((10 ** 50, "+ - ="), Sentence(f"it is 1{'0' * 39}, a share of the first of two marks, but --reward_tokens names 3; name two, or give tokens as "
+    ((0.5, "+ - ="), Sentence("it is 0.5, a soft label (the probability of the first of two tokens), but --reward_tokens names 3; name two, or give tokens as labels")),
+    ((0.5, ""), Sentence("it is 0.5, a soft label (the probability of the first of two tokens), but --reward_tokens names 0; name two, or give tokens as labels")),
+    ((10 ** 50, "+ -"), Sentence(f"it is 1{'0' * 39}, but a soft label must be from 0 to 1")),
+    ((10 ** 50, "+ - ="), Sentence(f"it is 1{'0' * 39}, a soft label (the probability of the first of two tokens), but --reward_tokens names 3; name two, or give tokens as "
                                "labels")),
-    ((-0.25, "+ -"), Sentence("it is -0.25, but a share lies between 0 and 1")),
-    ((1.25, "+ -"), Sentence("it is 1.25, but a share lies between 0 and 1"))])
+    ((-0.25, "+ -"), Sentence("it is -0.25, but a soft label must be from 0 to 1")),
+    ((1.25, "+ -"), Sentence("it is 1.25, but a soft label must be from 0 to 1"))])
 
 
 def steps(text, labels):
@@ -747,7 +747,7 @@ def step_tokens(ids, count):
     return draft.ids, list(draft.mask), draft.prompt_tokens
 
 
-NO_PLACE = Sentence("the text holds no placeholder '#' that is a token of its own, behind which nothing is learnt; set it behind each step, or name another by "
+NO_PLACE = Sentence("the text has no placeholder '#' as a token of its own, so no step has a label; put it after each step, or name another by "
                     "--placeholder_token")
 rows("step_tokens", step_tokens, [
     (([97, 35, 35], 2), ([97, 35, 35], [0, 1, 1], 0)), (([], 0), ([], [], 0)), (([], 2), ([], [], 0)), (([97], 0), NO_PLACE),

@@ -119,7 +119,7 @@ OPTIONS = [
      "--dataset @/text.txt,@/more.txt --pretrain_mode --dataset_probs 1,1", PLAIN),
     ("plain_len", "--dataset @/text.txt --pretrain_mode --max_len 2", "--dataset @/text.txt --pretrain_mode --max_len 1", PLAIN),
     ("plain_no_len", "--dataset @/text.txt --pretrain_mode --max_len 2", "--dataset @/text.txt --pretrain_mode --max_len 0", PLAIN),
-    ("no_place", "--input_template {}", "--input_template {", "--input_template has no {} for the prompt: '{'"),
+    ("no_place", "--input_template {}", "--input_template {", "--input_template must have {} once, in the place of the prompt, but has none: '{'"),
     ("output_is_data", "--output @/new", "--output @/data.jsonl --overwrite",
      f"--output {DATA} is read as data; give another name"),
     ("output_is_last_data", "--dataset @/text.txt,@/more.txt --pretrain_mode --output @/new",
@@ -186,11 +186,11 @@ check("probs_more", of_set("--dataset @/data.jsonl --dataset_probs 1"), of_set("
       "--dataset_probs has 2 weights for 1 data sets; give one for each")
 check("record_list", records(b'{"a": 1}'), records(b'["a"]'), "the record is [\"a\"], but an object {...} is needed")
 check("record_twice", records(b'{"a": 1, "b": 2}'), records(b'{"a": 1, "b": 2, "a": 3}'),
-      'key "a" stands there twice; remove one of them')
+      'key "a" occurs twice; remove one of them')
 check("record_last_twice", records(b'{"a": {"c": 1}}'), records(b'{"a": {"b": 1, "c": 2, "c": 3}}'),
-      'key "c" stands there twice; remove one of them')
+      'key "c" occurs twice; remove one of them')
 check("record_bytes", records('{"a": "\u00e9"}'.encode()), records(b'{"a": "\xe9"}'),
-      "byte 7 is no UTF-8; write the file anew as UTF-8")
+      "byte 7 is not UTF-8; convert the file to UTF-8")
 check("record_cut", records(b'{"a": 1}'), records(b'{"a": 1'),
       f"broken JSON (Expecting ',' delimiter: line 1 column 8 (char 7)); {JSON} is needed")
 check("record_last", records(b'{"a": 1}\n{"b": 2}'), records(b'{"a": 1}\n{"b": }'),
@@ -201,7 +201,7 @@ check("list_cut", records(b'[{"a": 1}]'), records(b'[{"a": 1}'),
       f"{at('records.jsonl')}: broken JSON (Expecting ',' delimiter: line 1 column 10 (char 9)); a list of objects, or one object "
       "per line is needed")
 check("text_bytes", lambda: list(data_sets.stream_items([TEXT])), lambda: list(data_sets.stream_items([write("bad.txt", b"ab\xff")])),
-      f"{at('bad.txt')}: byte 2 of a part is no UTF-8 (invalid start byte); write the file anew as UTF-8")
+      f"{at('bad.txt')}: byte 2 of a part is not UTF-8 (invalid start byte); convert the file to UTF-8")
 check("text_none", None, lambda: list(data_sets.stream_items([at("none.txt")])),
       f"{at('none.txt')} cannot be read: No such file or directory; give a .txt of UTF-8")
 
@@ -288,7 +288,7 @@ for key in ("weight", "train", "training"):
     for wrong in (0, False, 2, 0.5):
         check(f"not_learnt_{key}_{wrong}", lambda: messages.message_of({"role": "user", "content": "a", key: 1}, "it"),
               lambda: messages.message_of({"role": "user", "content": "a", key: wrong}, "it"),
-              f'it has "{key}": {json.dumps(wrong)}, which says that it is not learnt; that is not done here: end the conversation '
+              f'it has "{key}": {json.dumps(wrong)}, which says that it is not learnt; that is not supported: end the conversation '
               'before it, or leave the key out')
 check("named_turns", named(TURNS), named(TURNS[:1] * 2),
       "message 2 is of user, but --template qwen writes texts of user and assistant by turns; calls are written by "

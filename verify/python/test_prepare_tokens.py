@@ -440,8 +440,8 @@ def spaced():
 rows("stream_first", spaced, [((), [7, 97, 98])])
 rows("once", lambda *pairs: base.once(list(pairs)), [
     ((("a", 1), ("b", 2)), {"a": 1, "b": 2}), ((), {}), ((("a", 1), ("b", 2), ("b", 3)),
-     Sentence('key "b" stands there twice; remove one of them')),
-    ((("a", 1), ("a", 2), ("b", 3)), Sentence('key "a" stands there twice; remove one of them'))])
+     Sentence('key "b" occurs twice; remove one of them')),
+    ((("a", 1), ("a", 2), ("b", 3)), Sentence('key "a" occurs twice; remove one of them'))])
 rows("record_of", base.record_of, [((b'{"a": [1]}',), {"a": [1]}), (({"a": 1},), {"a": 1}),
     (([["x" * 80]],), Sentence(f'the record is [["{"x" * 37}, but an object {{...}} is needed')),
     ((5,), Sentence("the record is 5, but an object {...} is needed"))])

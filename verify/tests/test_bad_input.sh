@@ -85,7 +85,7 @@ for trainer in dpo rm; do
     left_out ${trainer}_long $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys --truncation drop
     [ $trainer = rm ] || left_out ${trainer}_long_cut $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys
     refuse ${trainer}_all_long $trainer '60 too long' $keys --dataset $out/arith.jsonl --max_len 60 --truncation drop
-    refuse ${trainer}_alike $trainer 'all (47|60) pairs are twice the same document \((47|60) cut\)' $keys --dataset $out/arith.jsonl --max_len 100 --truncation cut
+    refuse ${trainer}_alike $trainer 'all (47|60) pairs chosen and rejected are the same \((47|60) cut\)' $keys --dataset $out/arith.jsonl --max_len 100 --truncation cut
     refuse ${trainer}_row $trainer 'pack_len 210; raise --pack_len to 400' $keys --dataset $out/arith.jsonl --pack_len 210
     shape=${shape/--pack_len 420/} run $trainer.rows $trainer $keys --dataset $out/arith.jsonl && ok "bad_${trainer}_default_row" || fail "bad_${trainer}_default_row" "$(tail -n 1 $out/$trainer.rows.log)"
 done
@@ -93,9 +93,9 @@ done
 head -n 4 $out/arith.jsonl > $out/apart.jsonl
 sed -E 's/"answer": ("[^"]*"), "wrong": "[^"]*"/"answer": \1, "wrong": \1/' $out/apart.jsonl > $out/alike.jsonl; cat $out/alike.jsonl $out/apart.jsonl > $out/mixed.jsonl
 for trainer in dpo rm; do
-    refuse ${trainer}_alike_evaluation $trainer 'alike.jsonl: all 4 pairs are twice the same document' $keys --dataset $out/arith.jsonl --eval_dataset $out/alike.jsonl
+    refuse ${trainer}_alike_evaluation $trainer 'alike.jsonl: in all 4 pairs chosen and rejected are the same' $keys --dataset $out/arith.jsonl --eval_dataset $out/alike.jsonl
     run $trainer.apart $trainer $keys --dataset $out/arith.jsonl --eval_dataset $out/apart.jsonl && run $trainer.mixed $trainer $keys --dataset $out/arith.jsonl --eval_dataset $out/mixed.jsonl
-    grep -q 'mixed.jsonl: 4 of 8 pairs are twice the same document' $out/$trainer.mixed.log && [ "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.mixed.log)" = "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.apart.log)" ] && ok bad_${trainer}_alike_left_out || fail bad_${trainer}_alike_left_out "$(tail -n 1 $out/$trainer.mixed.log)"
+    grep -q 'mixed.jsonl: in 4 of 8 pairs chosen and rejected are the same' $out/$trainer.mixed.log && [ "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.mixed.log)" = "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.apart.log)" ] && ok bad_${trainer}_alike_left_out || fail bad_${trainer}_alike_left_out "$(tail -n 1 $out/$trainer.mixed.log)"
 done
 left_out kto_long kto '61 read, 60 kept .*; 1 too long' $out/labelled.jsonl $out/long_label.jsonl $labels
 refuse kto_all_long kto '60 too long' $labels --dataset $out/labelled.jsonl --max_len 60
@@ -103,7 +103,7 @@ refuse kto_all_long kto '60 too long' $labels --dataset $out/labelled.jsonl --ma
 # documents without any target: left out of training; a window of an evaluation that has none has no say in the mean
 yes '{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}' | head -n 8 > $out/masked.jsonl
 { cat $out/masked.jsonl; echo '{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}'; } > $out/eval.jsonl
-left_out sft_masked sft '8 masked whole' $out/arith.jsonl $out/masked.jsonl $labels
+left_out sft_masked sft '8 fully masked' $out/arith.jsonl $out/masked.jsonl $labels
 tail -n 1 $out/eval.jsonl > $out/last.jsonl
 run masked_window sft $labels --dataset $out/arith.jsonl --train_batch_size 2 --eval_dataset $out/eval.jsonl
 run masked_alone sft $labels --dataset $out/arith.jsonl --train_batch_size 2 --eval_dataset $out/last.jsonl
@@ -113,7 +113,7 @@ refuse sft_all_masked sft 'no supervised token' --dataset $out/masked.jsonl --ma
 # an evaluation whose last window would be a single document, which has no other response to pair its prompt with
 head -n 49 $out/labelled.jsonl > $out/odd.jsonl; head -n 1 $out/labelled.jsonl > $out/single.jsonl
 run odd kto $labels --dataset $out/labelled.jsonl --eval_dataset $out/odd.jsonl && grep -q 'over 49 documents' $out/odd.log && ok bad_kto_odd_evaluation || fail bad_kto_odd_evaluation "$(tail -n 1 $out/odd.log)"
-refuse kto_single_evaluation kto 'single.jsonl: an evaluation of 1 document' $labels --dataset $out/labelled.jsonl --eval_dataset $out/single.jsonl
+refuse kto_single_evaluation kto 'single.jsonl: KTO.s KL term pairs each prompt with another document.s response' $labels --dataset $out/labelled.jsonl --eval_dataset $out/single.jsonl
 
 # ranks without a target (long prompts, responses of a token), without a token, without a row or a pair
 for i in 1 2 3 4 5 6; do printf '{"question": "%s%d", "answer": "b", "wrong": "c", "label": true}\n' $(printf 'x%.0s' {1..150}) $i; done > $out/prompts.jsonl
@@ -161,7 +161,7 @@ refuse simpo_reference dpo 'simpo has no reference model; leave out --ref_pretra
 refuse hinge_smoothing dpo 'label_smoothing' $keys --dataset $out/arith.jsonl --pref_loss hinge --label_smoothing 0.1
 refuse smoothing_half dpo 'label_smoothing' $keys --dataset $out/arith.jsonl --label_smoothing 0.7
 refuse beta_nan dpo 'beta is nan' $keys --dataset $out/arith.jsonl --beta nan
-refuse logexp_margin rm 'logexp knows no margins' $keys --dataset $out/arith.jsonl --loss logexp --margin_loss
+refuse logexp_margin rm 'logexp has no margins' $keys --dataset $out/arith.jsonl --loss logexp --margin_loss
 refuse no_weight kto 'both 0' $labels --dataset $out/labelled.jsonl --desirable_loss_weight 0 --undesirable_loss_weight 0
 refuse weight_negative kto 'desirable_loss_weight' $labels --dataset $out/labelled.jsonl --desirable_loss_weight -1
 # the range is said where a number is too large
@@ -204,14 +204,14 @@ rope_scaling|"rope_scaling": {"rope_type": "longrope", "factor": 8.0},|"rope_sca
 rope_number|"rope_scaling": {"rope_type": "llama3", "factor": "8"},|"rope_scaling.factor" is "8"
 rope_missing|"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},|"rope_scaling.original_max_position_embeddings" is missing
 rope_other_key|"rope_scaling": {"type": "linear", "factor": 8.0, "beta_fast": 32},|"rope_scaling.beta_fast" \(32\) is not known
-rope_two_types|"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0},|"rope_scaling.rope_type" and "rope_scaling.type" are two
+rope_two_types|"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0},|"rope_scaling.rope_type" and "rope_scaling.type" are different
 rope_two_places|"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 8.0},|both scale
 rope_factor|"rope_scaling": {"rope_type": "default", "factor": 8.0},|"rope_scaling.factor" \(8\) is not known
 rope_parameters|"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 8.0},|"rope_parameters.original_max_position_embeddings" is missing
 rope_twice|"rope_theta": 10000, "rope_parameters": {"rope_theta": 20000.0},|rope_theta is 10000 and rope_parameters.rope_theta 20000
 window|"sliding_window": 4096,|"sliding_window" is 4096
 unknown|"logit_scale": 0.5,|"logit_scale" \(0.5\) is not known
-twice|"use_cache": false,|"use_cache" stands there twice
+twice|"use_cache": false,|"use_cache" occurs twice
 escape|"a\\u001b[31mb\\n": 1,|key "a\\x1b\[31mb\\n"
 quantized|"quantization_config": {"quant_method": "gptq"},|"quantization_config" is
 FOLDERS
@@ -268,17 +268,17 @@ done
 refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --output $out/arith.jsonl.tokens --input_key question --output_key answer --dataset_probs 0.25,0.75 --seed 3 --max_len 200$" $labels --dataset $out/arith.jsonl,$out/labelled.jsonl --dataset_probs 0.25,0.75 --seed 3 --pretrain $out/complete
 # half a command is none: one that no sentence holds is named, and the words that are printed are whole
 long=$(printf '{}%09000d' 0)
-refuse sft_long_command sft "give those \(add .*\): python3 demos/prepare.py with the words that --print_prepare prints \([0-9]+ characters, too many for a sentence\)$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long"
-refuse sft_long_template sft "too many for a sentence\) --apply_chat_template$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --tokenizer_chat_template "$long" --apply_chat_template
+refuse sft_long_command sft "give those \(add .*\): python3 demos/prepare.py with the arguments that --print_prepare prints \([0-9]+ characters, too many to print here\)$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long"
+refuse sft_long_template sft "too many to print here\) --apply_chat_template$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --tokenizer_chat_template "$long" --apply_chat_template
 template() { printf "{}%0$1d" 0; }
 words="$labels --dataset $out/arith.jsonl --pretrain $out/complete"
 refuse sft_short_command sft "0000' --max_len 200$" $words --input_template "$(template 3000)"
 said=$(grep -o 'python3 demos/prepare.py .*' $out/refused.log)
 longest=$((3000 + 4096 - ${#said}))
 refuse sft_longest_command sft "0000' --max_len 200$" $words --input_template "$(template $longest)"
-refuse sft_longer_command sft "\(4097 characters, too many for a sentence\)$" $words --input_template "$(template $((longest + 1)))"
+refuse sft_longer_command sft "\(4097 characters, too many to print here\)$" $words --input_template "$(template $((longest + 1)))"
 build/train_sft $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long" --print_prepare 2>/dev/null | grep -qF "\"$long\"" && ok bad_long_words || fail bad_long_words "--print_prepare cuts words"
-refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
+refuse ppo_text_for_a_tokenizer ppo "is text, which only demos/prepare.py can tokenize .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
 # lists of messages are what prepare.py reads
 printf '{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]}\n' >$out/listed.jsonl
 for trainer in dpo rm; do
@@ -287,7 +287,7 @@ for trainer in dpo rm; do
 done
 printf '\x89SEQTOK\n' >$out/x.tokens
 for stage in "sft $labels --dataset" "dpo $keys --dataset" "kto $labels --dataset" "ppo --input_key question --label_key answer --reward_rule last_number --prompt_data"; do
-    refuse ${stage%% *}_token_files ${stage%% *} 'x.tokens: is a token file, which stands alone; let demos/prepare.py make one file of the sets' --max_samples 1 $([ ${stage%% *} = ppo ] && echo --prompt_max_len 77 --generate_max_len 20) ${stage#* } $out/arith.jsonl,$out/x.tokens --pretrain $out/complete
+    refuse ${stage%% *}_token_files ${stage%% *} 'x.tokens: is a token file, which cannot be combined with other data; let demos/prepare.py make one token file of all data sets' --max_samples 1 $([ ${stage%% *} = ppo ] && echo --prompt_max_len 77 --generate_max_len 20) ${stage#* } $out/arith.jsonl,$out/x.tokens --pretrain $out/complete
 done
 refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete
 echo 'plain text' >$out/plain.txt
@@ -369,7 +369,7 @@ sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/od
 refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd
 folder odd '"sliding_window": 4096, "use_sliding_window": false,'
 run unused_window sft $labels --dataset $out/arith.jsonl --pretrain $out/odd && ok bad_folder_unused_window || fail bad_folder_unused_window "$(tail -n 1 $out/unused_window.log)"
-for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these can be computed here: llama, mistral, qwen2, qwen3, smollm3, phi3' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/|"sliding_window" is missing' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/; s/^\{/{"sliding_window": null, "attention_bias": true,/|"attention_bias" is true, but only false' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/"num_key_value_heads.*//|"num_key_value_heads" is missing' 's/"rms_norm_eps.*//|"rms_norm_eps" is missing' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["sliding_attention"],/|"layer_types" has sliding_attention, but' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["chunked_attention"],/|"layer_types" is no list of 1 layers' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/; s/^\{/{"use_sliding_window": true, "sliding_window": 4,/|"max_window_layers" is missing' 's/"llama"/"smollm3"/; s/LlamaFor/SmolLM3For/; s/^\{/{"no_rope_layers": [],/|"no_rope_layers" is no list of 1 numbers' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "resid_pdrop": 0.1,/|"resid_pdrop" is 0.1' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8},/|type phi3 has rope_type "yarn"' 's/^\{/{"attention_dropout": 1,/|"attention_dropout" is 1, but it must be a number from 0 on, below 1' 's/^\{/{"use_mrope": true,/|"use_mrope" is true, but only false' 's/^\{/{"rope_scaling": {"type": "linear", "factor": 2, "attn_factor": 2},/|"rope_scaling.attn_factor" is 2, but only 1'; do
+for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these are supported: llama, mistral, qwen2, qwen3, smollm3, phi3' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|not a JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/|"sliding_window" is missing' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/; s/^\{/{"sliding_window": null, "attention_bias": true,/|"attention_bias" is true, but only false' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/"num_key_value_heads.*//|"num_key_value_heads" is missing' 's/"rms_norm_eps.*//|"rms_norm_eps" is missing' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["sliding_attention"],/|"layer_types" has sliding_attention, but' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["chunked_attention"],/|"layer_types" must name 1 layers' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/; s/^\{/{"use_sliding_window": true, "sliding_window": 4,/|"max_window_layers" is missing' 's/"llama"/"smollm3"/; s/LlamaFor/SmolLM3For/; s/^\{/{"no_rope_layers": [],/|"no_rope_layers" must be 1 numbers' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "resid_pdrop": 0.1,/|"resid_pdrop" is 0.1' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8},/|type phi3 has rope_type "yarn"' 's/^\{/{"attention_dropout": 1,/|"attention_dropout" is 1, but it must be a number from 0 on, below 1' 's/^\{/{"use_mrope": true,/|"use_mrope" is true, but only false' 's/^\{/{"rope_scaling": {"type": "linear", "factor": 2, "attn_factor": 2},/|"rope_scaling.attn_factor" is 2, but only 1'; do
     rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
     refuse "folder_${change%%|*}" sft "odd/config.json: .*${change#*|}" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
@@ -425,10 +425,10 @@ SHARDS
     done <<'LIES'
 missing|rm model-1.safetensors|odd/model-1.safetensors
 elsewhere|sed -i 's/"model.norm.weight": "model-[01]/"model.norm.weight": "model-9/' *.index.json|odd/model-9.safetensors
-swapped|sed -i 's/"model.norm.weight": "model-0/"model.norm.weight": "model-X/; s/"model.norm.weight": "model-1/"model.norm.weight": "model-0/; s/model-X/model-1/' *.index.json|"model.norm.weight" is said to be in model-[01].safetensors, which does not have it
-unlisted|sed -i -E 's/"model.norm.weight": "[^"]*", //' *.index.json|lists [0-9]+ tensors, the files that it names have [0-9]+
-outside|sed -i 's/"model-0/"..\/model-0/' *.index.json|is said to be in '../model-0.safetensors'; give the name of a file beside it
-twice|sed -i 's/"weight_map": {/"weight_map": {"model.norm.weight": "model-0.safetensors", /' *.index.json|no object "weight_map" that says of each
+swapped|sed -i 's/"model.norm.weight": "model-0/"model.norm.weight": "model-X/; s/"model.norm.weight": "model-1/"model.norm.weight": "model-0/; s/model-X/model-1/' *.index.json|"model.norm.weight" is in model-[01].safetensors, which does not have it
+unlisted|sed -i -E 's/"model.norm.weight": "[^"]*", //' *.index.json|lists [0-9]+ tensors, but the files that it names have [0-9]+
+outside|sed -i 's/"model-0/"..\/model-0/' *.index.json|is in '../model-0.safetensors', but it must name a file in the same folder; correct it
+twice|sed -i 's/"weight_map": {/"weight_map": {"model.norm.weight": "model-0.safetensors", /' *.index.json|no object "weight_map"
 empty|echo '{"weight_map": {}}' >model.safetensors.index.json|no object "weight_map"
 garbage|echo 'x' >model.safetensors.index.json|no JSON object
 truncated|truncate -s -5 model-1.safetensors|odd/model-1.safetensors
@@ -441,12 +441,12 @@ refuse data_fifo sft 'fifo.jsonl: cannot be read: it is a pipe.*write its conten
 refuse data_device sft 'zero.jsonl: cannot be read: it is a pipe, socket or device' $labels --dataset $out/zero.jsonl
 refuse data_folder sft 'dir.jsonl has no data of a train split' $labels --dataset $out/dir.jsonl
 refuse data_loop sft 'loop.jsonl: cannot be read: .*symbolic links' $labels --dataset $out/loop.jsonl
-refuse data_substituted sft '/dev/fd/[0-9]*: the name ends in neither' $labels --dataset <(cat $out/arith.jsonl)
+refuse data_substituted sft '/dev/fd/[0-9]*: the name does not end in ' $labels --dataset <(cat $out/arith.jsonl)
 refuse config_fifo sft 'config.json cannot be read: it is a pipe' $labels --dataset $out/arith.jsonl --pretrain $out/pipes
 refuse metrics_fifo sft 'cannot open .*fifo.jsonl: it is a pipe that nobody reads; give another --metrics_path' $labels --dataset $out/arith.jsonl --metrics_path $out/fifo.jsonl
 refuse weights_fifo sft 'not a regular file' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/odd; cp -r $out/sft $out/odd; rm $out/odd/model.safetensors; mkfifo $out/odd/model.safetensors; echo $out/odd)
 refuse data_long_name sft 'characters, at most 1000 are possible; give a shorter path' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
-refuse data_twice sft ':4: key "answer" stands there twice' $labels --dataset $(bad twice '{"question": "a", "answer": "b", "answer": "c"}'; echo $out/twice.jsonl)
+refuse data_twice sft ':4: key "answer" occurs twice' $labels --dataset $(bad twice '{"question": "a", "answer": "b", "answer": "c"}'; echo $out/twice.jsonl)
 refuse option_empty sft 'pretrain is empty; give it a value' $labels --dataset $out/arith.jsonl --pretrain ''
 refuse option_shape sft 'num_hidden_layers is 9, but the model in --pretrain .* has 1; leave it out' $labels --dataset $out/arith.jsonl --num_hidden_layers 9
 # escaped NAME TEXT OPTIONS...: the sentence holds TEXT, and no byte of it moves a cursor
@@ -475,7 +475,7 @@ for closed in '2>&-' '>&- 2>&- <&-'; do
     [ "$(grep -vc '^{"step"' $out/closed.jsonl)" -eq 0 ] && cmp -s $out/closed/model.safetensors $out/streams/model.safetensors && ok "bad_closed $closed" || fail "bad_closed $closed" "$(grep -v '^{"step"' $out/closed.jsonl | head -n 1)"
 done
 if [ -c /dev/full ]; then
-    build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: cannot write the closing figures' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
+    build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: cannot write the final summary' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
     while IFS='|' read -r what command; do # nobody gets what was asked for
         ci/limit.sh 240 build/$command >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q "^error: cannot write $what: " $out/full.log && ok "bad_full_output $command" || fail "bad_full_output $command" "$(tail -n 1 $out/full.log)"
     done <<'LIST'
@@ -490,7 +490,7 @@ LIST
 else echo "skip bad_full_output: there is no /dev/full here"; fi
 { sleep 0.2; build/train_sft --help 2>$out/pipe.log; echo $? >$out/pipe.code; } | : # a reader that has read enough
 [ "$(cat $out/pipe.code)" = 0 ] && [ ! -s $out/pipe.log ] && ok bad_pipe_closed || fail bad_pipe_closed "$(head -n 1 $out/pipe.log)"
-ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is no regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
+ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is not a regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
 build/make_arith $out/wrong.jsonl 5 1 0 101 2>$out/wrong.log; [ $? -eq 2 ] && [ ! -e $out/wrong.jsonl ] && grep -q '101 wrong answers' $out/wrong.log && ok bad_wrong_share || fail bad_wrong_share "$(head -n 1 $out/wrong.log)"
 mkdir $out/runs; printf '{"loss": 1}\n{"loss": nan}\n' > $out/runs/metrics.jsonl; build/compare_runs $out/runs $out/runs $out/runs $out >$out/runs.log 2>&1; [ $? -eq 2 ] && grep -q '^error: .*metrics.jsonl: a line is no JSON object' $out/runs.log && ok bad_compare_runs || fail bad_compare_runs "$(head -n 1 $out/runs.log)"
 for program in compare_runs make_arith 02_layouts; do

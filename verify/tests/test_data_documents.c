@@ -111,7 +111,7 @@ static bool empty_and_masked_documents_are_counted(void) {
     char summary[256];
     demo_data_summary(&set, summary, sizeof summary);
     EXPECT_TEXT(summary, "5 read, 2 kept with 6 tokens, 2 of them supervised; 0 too long, 3 "
-                         "empty, 0 cut, 1 masked whole");
+                         "empty, 0 cut, 1 fully masked");
     return true;
 }
 
@@ -126,7 +126,7 @@ static bool streams_are_cut_into_documents(void) {
     EXPECT(load(path, (demo_data_options){.max_len = 6}) == -1 &&
            holds(message.text, "s.txt: plain text needs --pretrain_mode"));
     EXPECT(load(path, (demo_data_options){.pretrain_mode = true}) == -1 &&
-           holds(message.text, "set it to 2 or more"));
+           holds(message.text, "set --max_len to 2 or more"));
     return true;
 }
 
@@ -160,7 +160,7 @@ static bool texts_end_and_are_joined_as_in_stage_pt(void) {
     how.max_len = 16;
     EXPECT(load(both, how) == -1 && holds(message.text, "0 kept"));
     EXPECT(load(make_file("s.txt", "one\n"), how) == -1 &&
-           holds(message.text, "s.txt: is one text without an end"));
+           holds(message.text, "s.txt: is read as one text"));
     EXPECT(load(make_file("i.jsonl", "{\"input_ids\": [1, 2]}\n"), how) == -1 &&
            holds(message.text, "i.jsonl:1: \"input_ids\" are tokens already"));
     return true;
@@ -188,7 +188,7 @@ static bool permutations_are_those_of_numpy(void) {
     static const double none[] = {1, 2.5, -1, NAN, INFINITY, 1e10};
     for (int i = 0; i < 6; i++)
         EXPECT(demo_held_size_wrong("val_size", none[i], &message) == -1 &&
-               holds(message.text, "a fraction below 1, or a whole number of at least 2"));
+               holds(message.text, "a fraction below 1 or a whole number of at least 2"));
     EXPECT(!demo_held_size_wrong("val_size", 0, &message) &&
            !demo_held_size_wrong("val_size", 0.999, &message) &&
            !demo_held_size_wrong("val_size", 2, &message));
@@ -208,13 +208,13 @@ static bool broken_data_is_named(void) {
          "x.jsonl:2: the line is a number, but an object {...} is needed"},
         {"[{\"q\": \"a\", \"a\": \"b\"}] {}",
          "x.jsonl: broken JSON at column 24; a list of objects"},
-        {"[{\"q\": {\"a\": 1, \"a\": 2}}]", "x.jsonl:1: key \"a\" stands there twice"},
+        {"[{\"q\": {\"a\": 1, \"a\": 2}}]", "x.jsonl:1: key \"a\" occurs twice"},
         {"{\"q\": \"a\", \"a\": \"b\"}\n{\"q\": \"\xC3\xA9\", \"a\": \"\xFF\"}",
-         "x.jsonl:2: byte 18 is no UTF-8; write the file anew as UTF-8"},
-        {"{\"q\": \"\xC0\xAF\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
-        {"{\"q\": \"\xED\xA0\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
-        {"{\"q\": \"\xF4\x90\x80\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
-        {"{\"q\": \"\xE2\x82", "x.jsonl:1: byte 7 is no UTF-8"},
+         "x.jsonl:2: byte 18 is not UTF-8; convert the file to UTF-8"},
+        {"{\"q\": \"\xC0\xAF\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is not UTF-8"},
+        {"{\"q\": \"\xED\xA0\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is not UTF-8"},
+        {"{\"q\": \"\xF4\x90\x80\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is not UTF-8"},
+        {"{\"q\": \"\xE2\x82", "x.jsonl:1: byte 7 is not UTF-8"},
         {"\n{\"q\": \"a\", \"b\": 1, \"c\": 2}\n",
          "x.jsonl:2: no key \"a\"; set --output_key to one of those present: \"q\", \"b\", "
          "\"c\""},
@@ -224,10 +224,9 @@ static bool broken_data_is_named(void) {
         {"{\"q\": [{\"role\": \"user\"}], \"a\": \"b\"}\n",
          "x.jsonl:1: \"q\" is a list, but text is needed; demos/prepare.py makes a token file of "
          "lists of messages"},
-        {"{\"q\": \"a\\u0000b\", \"a\": \"b\"}\n",
-         "x.jsonl:1: the line holds a zero character"},
+        {"{\"q\": \"a\\u0000b\", \"a\": \"b\"}\n", "x.jsonl:1: the line has a zero character"},
         {"{\"\\u0000\": 1, \"q\": \"a\", \"a\": \"b\"}\n", /* within the first bytes */
-         "x.jsonl:1: the line holds a zero character"},
+         "x.jsonl:1: the line has a zero character"},
         {"{\"input_ids\": \"abc\"}\n",
          "x.jsonl:1: \"input_ids\" is text, but a list is needed"},
         {"{\"input_ids\": [1], \"labels\": 1}\n",
@@ -249,7 +248,7 @@ static bool broken_data_is_named(void) {
         {"{\"input_ids\": [1, 2], \"loss_mask\": [1, 2]}\n",
          "x.jsonl:1: loss_mask[1] is 2, but it must be a whole number from 0 to 1"},
         {"{\"input_ids\": [1, 2, 3], \"labels\": [2, 3, -100]}\n",
-         "labels[0] is 2 but input_ids[0] is 1; a label repeats"},
+         "labels[0] is 2 but input_ids[0] is 1; a label must be -100 or"},
         {"{\"input_ids\": [1, 2], \"labels\": [1, -100]}\n",
          "no supervised token in the whole set (1 read, 1 kept with 2 tokens, 0"},
     };
@@ -267,7 +266,7 @@ static bool half_a_prompt_is_refused(void) {
         "h.jsonl", "{\"instruction\": \"a\", \"input\": \"b\", \"output\": \"c\"}");
     demo_data_options how = {.output_key = "output"};
     EXPECT(load(path, how) == -1 &&
-           holds(message.text, "h.jsonl:1: \"instruction\" stands beside \"input\""));
+           holds(message.text, "h.jsonl:1: the record has both \"instruction\" and \"input\""));
     how.input_key = "input";
     EXPECT(load(path, how) == 0);
     EXPECT_TEXT(shown(0), "[B]b|c[E]");
@@ -290,10 +289,8 @@ static bool text_of_other_models_is_refused(void) {
         "{\"q\": {\"b\": 1}, \"a\": \"b\"}",
         "{\"instruction\": \"i\", \"input\": \"x\", \"a\": \"b\"}",
         "{\"instruction\": \"i\", \"output\": \"x\", \"a\": \"b\"}"};
-#define MAKES "; lists of messages become a token file, give that: type this"
-#define JOINED \
-    ": set the key of the prompt, or let demos/prepare.py join such a record's " \
-    "instruction and input"
+#define MAKES  "; make a token file of lists of messages and give it: type this"
+#define JOINED ": set the key of the prompt, or let demos/prepare.py join instruction and input"
     static const struct {
         int record;
         const char *prepare, *sentence;
@@ -303,9 +300,11 @@ static bool text_of_other_models_is_refused(void) {
          "\"q\" is an object, but text is needed" MAKES " --apply_chat_template"},
         {1, "type this --apply_chat_template",
          "\"q\" is a list, but text is needed" MAKES " --apply_chat_template"},
-        {3, "type this", "\"instruction\" stands beside \"input\"" JOINED ": type this"},
-        {4, "type this", "\"instruction\" stands beside \"output\"" JOINED ": type this"},
-        {4, NULL, "\"instruction\" stands beside \"output\"" JOINED}};
+        {3, "type this",
+         "the record has both \"instruction\" and \"input\"" JOINED ": type this"},
+        {4, "type this",
+         "the record has both \"instruction\" and \"output\"" JOINED ": type this"},
+        {4, NULL, "the record has both \"instruction\" and \"output\"" JOINED}};
 #undef MAKES
 #undef JOINED
     char sentence[600];
@@ -322,16 +321,16 @@ static bool text_of_other_models_is_refused(void) {
     demo_data_options how = ask;
     how.folder = scratch;
     how.end = &end;
-    snprintf(
-        sentence, sizeof sentence,
-        ":1: is text, whose bytes become tokens and which ends in 257, but \"eos_token_id\" "
-        "of %s/config.json is 7; set it to 257, or give input_ids",
-        scratch);
+    snprintf(sentence, sizeof sentence,
+             ":1: is text, which without a tokenizer is read as bytes and ends in EOS 257, but "
+             "\"eos_token_id\" of %s/config.json is 7; set it to 257, or give input_ids",
+             scratch);
     if (!load_says(make_file("o.jsonl", records[0]), how, sentence)) return false;
     how.end = NULL;
     how.vocab_size = 258;
     if (!load_says(make_file("o.jsonl", records[0]), how,
-                   ":1: text needs a vocabulary of 259, but the model has 258; give input_ids"))
+                   ":1: text without a tokenizer needs a vocabulary of 259 (bytes, BOS and "
+                   "EOS), but the model has 258; give input_ids"))
         return false;
     how.vocab_size = 259;
     EXPECT(load(make_file("o.jsonl", records[0]), how) == 0);
@@ -361,8 +360,8 @@ static bool chat_templates_are_hinted_at(void) {
         const char *made = make_file(cases[i].file, cases[i].holds);
         snprintf(
             sentence, sizeof sentence,
-            ":1: is text, and %s has a tokenizer, which is not built in; make tokens of it and "
-            "give those%s: %s",
+            ":1: is text, which only demos/prepare.py can tokenize with the tokenizer in %s; "
+            "make a token file and give it%s: %s",
             scratch, cases[i].hinted ? hint : "", cases[i].prepare);
         bool said = load_says(make_file("t.jsonl", "{\"q\": \"a\"}"), how, sentence);
         EXPECT(demo_folder_has(scratch, cases[i].file) && !remove(made) &&
@@ -392,7 +391,7 @@ static bool messages_have_names(void) {
         snprintf(
             sentence, sizeof sentence,
             ": no supervised token in the whole set (1 read, 0 kept with 0 tokens, 0 of them "
-            "supervised; 0 too long, 1 empty, 0 cut, 0 masked whole); check --%s and --%s",
+            "supervised; 0 too long, 1 empty, 0 cut, 0 fully masked); check --%s and --%s",
             named ? "some_key" : "output_key", named ? "some_len" : "max_len");
         if (!load_says(path, how, sentence)) return false;
     }
@@ -432,11 +431,10 @@ static bool positions_count_from_zero(void) {
                 all + 1);
             free(all);
             const char *path = make_file("p.jsonl", line);
-            snprintf(
-                sentence, sizeof sentence,
-                ":1: position_ids[%d] is %s, but the tokens of a document count from 0; give "
-                "each document a record of its own",
-                cases[i].place + padded, cases[i].value);
+            snprintf(sentence, sizeof sentence,
+                     ":1: position_ids[%d] is %s, but a document's positions must be 0, 1, 2, "
+                     "...; give each document its own record",
+                     cases[i].place + padded, cases[i].value);
             if (cases[i].place >= 0 && !load_says(path, ask, sentence)) return false;
             if (cases[i].place >= 0) continue;
             EXPECT(load(path, ask) == 0);
@@ -490,9 +488,8 @@ static bool records_are_cut_to_any_length(void) {
 /* Texts that are compared by their last number must have one, in the response. */
 static bool answers_have_numbers(void) {
     static const char wrong[] =
-        ":%d: the right answer holds no number, but texts are compared with "
-        "its last one; set --%s to a key whose text holds one, or remove "
-        "the line";
+        ":%d: the right answer has no number, but responses are compared with its last "
+        "number; set --%s to a key whose text has a number, or remove the line";
     static const struct {
         const char *lines;
         int line; /* that is refused; 0: none is */
@@ -549,8 +546,8 @@ static bool characters_are_whole(void) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *path = make_file("u.txt", cases[i].text);
         demo_data_options how = {.pretrain_mode = true, .max_len = 9};
-        snprintf(sentence, sizeof sentence,
-                 ": byte %d is no UTF-8; write the file anew as UTF-8", cases[i].wrong);
+        snprintf(sentence, sizeof sentence, ": byte %d is not UTF-8; convert the file to UTF-8",
+                 cases[i].wrong);
         if (cases[i].wrong >= 0 && !load_says(path, how, sentence)) return false;
         if (cases[i].wrong < 0) EXPECT(load(path, how) == 0);
     }
@@ -568,7 +565,8 @@ static bool streams_fill_their_pieces(void) {
     EXPECT(load(one, how) == 0 && arrlen(set.documents) == 2 && set.counts.read == 2);
     for (how.max_len = 0; how.max_len < 2; how.max_len++)
         if (!load_says(one, how,
-                       ": plain text is cut every --max_len tokens; set it to 2 or more"))
+                       ": plain text is cut into documents of --max_len tokens; set "
+                       "--max_len to 2 or more"))
             return false;
     how.max_len = 4;
     snprintf(both, sizeof both, "%s,%s", one, two);
@@ -579,7 +577,7 @@ static bool streams_fill_their_pieces(void) {
     how.probs = "1,1";
     EXPECT(load(both, how) == -1);
     EXPECT_TEXT(message.text,
-                "plain text has no records that weights could draw; leave them out");
+                "plain text has no records to sample by weight; leave the weights out");
     return true;
 }
 
@@ -594,7 +592,7 @@ static bool backslashes_are_text(void) {
                  {"{\"q\": \"a\", \"a\": \"\\u0000\"}", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         EXPECT(!load(make_file("s.jsonl", cases[i].line), ask) == cases[i].taken &&
-               (cases[i].taken || holds(message.text, "s.jsonl:1: the line holds a zero")));
+               (cases[i].taken || holds(message.text, "s.jsonl:1: the line has a zero")));
     return true;
 }
 
@@ -660,7 +658,7 @@ static bool templates_are_checked(void) {
     demo_data_options holeless = ask;
     holeless.input_template = "no hole";
     EXPECT(load(make_file("h.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), holeless) == -1 &&
-           holds(message.text, "has no {}"));
+           holds(message.text, "but has none"));
     return true;
 }
 

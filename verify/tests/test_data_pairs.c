@@ -314,7 +314,7 @@ static bool broken_pairs_are_named(void) {
         {"\n{\"p\": \"a\", \"c\": \"b\", \"r\": \"\"}",
          "x.jsonl:2: \"r\" is empty, but a response needs a token"},
         {"{\"p\": \"a\", \"c\": \"b\\u0000\", \"r\": \"d\"}",
-         "x.jsonl:1: the line holds a zero character"},
+         "x.jsonl:1: the line has a zero character"},
         {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\", \"margin\": \"1\"}",
          "x.jsonl:1: \"margin\" is text, but a number is needed; or set --margin_key"},
         {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\", \"margin\": 1e999}",
@@ -333,10 +333,10 @@ static bool broken_pairs_are_named(void) {
         {"{\"prompt_ids\": [1, -1], \"chosen_ids\": [2], \"rejected_ids\": [2]}",
          "x.jsonl:1: prompt_ids[1] is -1, but it must be a whole number from 0 to 258"},
         {"{\"prompt_ids\": [1], \"chosen_ids\": [], \"rejected_ids\": [2]}",
-         "x.jsonl:1: \"chosen_ids\" leaves no response token in a document of 1; give one or "
+         "x.jsonl:1: \"chosen_ids\" leaves no response token in a document of 1 tokens; give one or "
          "remove the line"},
         {"{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [2]}",
-         "x.jsonl:1: \"rejected_ids\" leaves no response token in a document of 1"},
+         "x.jsonl:1: \"rejected_ids\" leaves no response token in a document of 1 tokens"},
         {"{\"prompt_ids\": [1], \"chosen_input_ids\": [2]}",
          "x.jsonl:1: ids in two forms, chosen_ids and chosen_input_ids; leave out one of them"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2]}",
@@ -345,12 +345,12 @@ static bool broken_pairs_are_named(void) {
          "x.jsonl:1: no key \"chosen_labels\"; add it, with -100 for the tokens of "
          "\"chosen_input_ids\" that are the"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [2, -100]}",
-         "x.jsonl:1: chosen_labels[0] is 2 but chosen_input_ids[0] is 1; a label repeats the "
-         "id at its own place"},
+         "x.jsonl:1: chosen_labels[0] is 2 but chosen_input_ids[0] is 1; a label must be "
+         "-100 or the id at the same index"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100]}",
          "x.jsonl:1: 1 chosen_labels for 2 chosen_input_ids; give one for each token"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100]}",
-         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 2"},
+         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 2 tokens"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], "
          "\"chosen_attention_mask\": [1]}",
          "x.jsonl:1: 1 chosen_attention_mask for 2 chosen_input_ids; give one for each token"},
@@ -363,18 +363,18 @@ static bool broken_pairs_are_named(void) {
         {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3], "
          "\"chosen_attention_mask\": [1, 0, 1]}",
          "x.jsonl:1: chosen_attention_mask[1] is 0 and chosen_attention_mask[2] is 1; zeros "
-         "may stand only at the"},
+         "are allowed only at the"},
         {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3], "
          "\"chosen_attention_mask\": [1, 1, 0]}",
-         "x.jsonl:1: chosen_labels[2] supervises padding, for chosen_attention_mask[2] is 0; "
-         "make it -100"},
+         "x.jsonl:1: chosen_labels[2] supervises padding, because chosen_attention_mask[2] "
+         "is 0; make it -100"},
         {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_loss_mask\": [1, 1, 1], "
          "\"chosen_attention_mask\": [0, 1, 1]}",
-         "x.jsonl:1: chosen_loss_mask[0] supervises padding, for chosen_attention_mask[0] is "
-         "0; make it 0"},
+         "x.jsonl:1: chosen_loss_mask[0] supervises padding, because "
+         "chosen_attention_mask[0] is 0; make it 0"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100], "
          "\"chosen_attention_mask\": [0, 0]}",
-         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 0"},
+         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 0 tokens"},
     };
     demo_pair_options how = prompted;
     how.margins = true;
@@ -390,11 +390,12 @@ static bool broken_pairs_are_named(void) {
     how.data.vocab_size = 100;
     EXPECT(load_pairs(make_file("v.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}"),
                       how) == -1);
-    EXPECT(holds(message.text,
-                 "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
+    EXPECT(
+        holds(message.text, "v.jsonl:1: text without a tokenizer needs a vocabulary of 259"));
     how.data.input_template = "no hole";
     EXPECT(load_pairs("v.jsonl", how) == -1 &&
-           holds(message.text, "input_template has no {} for the prompt: no hole"));
+           holds(message.text, "input_template must have {} once, in the place of the "
+                               "prompt, but has none: no hole"));
     return true;
 }
 
@@ -492,7 +493,7 @@ static bool broken_labels_are_named(void) {
          "x.jsonl:2: no key \"labels\"; add it, with -100 for the tokens of \"input_ids\" that "
          "are the prompt"},
         {"{\"input_ids\": [1, 2], \"labels\": [-100, -100], \"l\": 1}",
-         "x.jsonl:1: \"input_ids\" leaves no response token in a document of 2"},
+         "x.jsonl:1: \"input_ids\" leaves no response token in a document of 2 tokens"},
         {"{\"input_ids\": [1], \"labels\": [1], \"l\": 1}",
          "x.jsonl:1: \"input_ids\" leaves no response token"},
     };
@@ -549,9 +550,8 @@ static bool prompts_meet_the_next_response(void) {
     int64_t first = 0;
     EXPECT(demo_mismatched_step(&alone, &labelled, &first, 1, &judged.data, &message) == -1);
     EXPECT_TEXT(message.text,
-                "a step of 1 document has no other response to pair its prompt with, "
-                "as the KL term needs; set"
-                " --train_batch_size to 2 or more");
+                "KTO's KL term pairs each prompt with another document's response, but a "
+                "step has 1 document; set --train_batch_size to 2 or more");
     return true;
 }
 

@@ -49,8 +49,8 @@ for by in trl llamafactory from; do near "$(first ipo.$by loss)" "$want" && ok d
 # the NLL: of each pair alone, then of both
 for set in first second; do for nll in 0 1; do run alone.$set.$nll dpo --dataset $out/$set.jsonl $one --nll_loss_coef $nll || fail definition_nll "$(tail -n 1 $out/alone.$set.$nll.log)"; done; done
 same nll.none 'sigmoid by sums (openrlhf)' dpo --dataset $out/both.jsonl $two --loss_definition openrlhf
-same nll.openrlhf "sigmoid by sums, with the NLL of a chosen response's token (openrlhf)" dpo --dataset $out/both.jsonl $two --nll_loss_coef 1 --loss_definition openrlhf
-same nll.trl 'sigmoid by sums, with the NLL of a chosen token of the step (trl)' dpo --dataset $out/both.jsonl $two --nll_loss_coef 1 --loss_definition trl
+same nll.openrlhf "sigmoid by sums, with the NLL (mean over each chosen response) (openrlhf)" dpo --dataset $out/both.jsonl $two --nll_loss_coef 1 --loss_definition openrlhf
+same nll.trl "sigmoid by sums, with the NLL (mean over the step's chosen tokens) (trl)" dpo --dataset $out/both.jsonl $two --nll_loss_coef 1 --loss_definition trl
 a=$(of "$(first alone.first.1 loss) - $(first alone.first.0 loss)") b=$(of "$(first alone.second.1 loss) - $(first alone.second.0 loss)")
 n=$(length first answer) m=$(length second answer)
 near "$(first nll.openrlhf loss)" "$(of "$(first nll.none loss) + ($a + $b) / 2")" && ok definition_nll_responses || fail definition_nll_responses "$(first nll.openrlhf loss) of $a and $b"
@@ -80,7 +80,7 @@ same gae.llamafactory "ppo, a mean over the step's tokens, log-ratios not cut, a
 cp -r $out/sft8 $out/padded; sed -i -E 's/"pad_token_id": *[0-9]+/"pad_token_id": 32/' $out/padded/config.json
 texts="--dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 2 --learning_rate 2e-3 --pretrain $out/padded"
 run plain sft $texts
-for by in openrlhf trl llamafactory; do same pad.$by "inputs teach the embedding nothing about token 32, the pad_token_id of --pretrain ($by)" sft $texts --loss_definition $by; done
+for by in openrlhf trl llamafactory; do same pad.$by "the embedding of token 32, the pad_token_id of --pretrain ($by), gets no gradient from inputs" sft $texts --loss_definition $by; done
 cmp -s $out/pad.trl/model.safetensors $out/pad.openrlhf/model.safetensors && cmp -s $out/pad.trl/model.safetensors $out/pad.llamafactory/model.safetensors && ! cmp -s $out/pad.trl/model.safetensors $out/plain/model.safetensors && [ -s $out/plain/model.safetensors ] && ok definition_pad || fail definition_pad "the padding token learns as any other"
 grep -q '^loss: ' $out/plain.log && fail definition_silent "$(grep '^loss: ' $out/plain.log)" || ok definition_silent
 

@@ -1168,7 +1168,9 @@ static void test_adapters_refused(void) {
                 LORA "/adapter_config.json: \"lora_dropout\" is 0.1, but a dump does not "
                      "hold dropout masks; train and judge with dropout 0");
     write_adapters("0.0, \"use_dora\": true");
-    expect_with("--adapter " LORA, 3, "error: ", "use_dora is set, and is not done here");
+    expect_with("--adapter " LORA, 3, "error: ",
+                "use_dora is set, which is not supported; "
+                "give another adapter");
     expect_with("--adapter " MODEL, 3, "error: ", MODEL "/adapter_config.json cannot be read");
     write_adapters("0.0, \"x\": null");
     if (system("cp " MODEL "/model.safetensors " LORA "/adapter_model.safetensors")) exit(1);

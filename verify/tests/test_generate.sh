@@ -178,7 +178,7 @@ for end in KILL INT TERM; do
         if made killed $more --resume --data_parallel_size 3 && same killed one2 && [ ! -e killed.jsonl.part ]; then ok "generate_resume $end $torn"; else fail "generate_resume $end $torn" "$(tail -n 1 killed.log)"; fi
     done
 done
-made late $more --resume && same late one2 && grep -q '^notice: there are no texts in late.jsonl.part yet; this run begins with the first$' late.log && ok generate_resume_nothing || fail generate_resume_nothing "$(tail -n 1 late.log)"
+made late $more --resume && same late one2 && grep -q '^notice: there is nothing to resume in late.jsonl.part; generation starts with the first prompt$' late.log && ok generate_resume_nothing || fail generate_resume_nothing "$(tail -n 1 late.log)"
 # killed when the last text was there
 { cat kept.part | head -n 1; cat one2.jsonl; } >done.jsonl.part; made done $more --resume --post_processor rs && [ "$(lines done.jsonl)" -le 24 ] && [ ! -e done.jsonl.part ] && ok generate_resume_end || fail generate_resume_end "$(tail -n 1 done.log)"
 resume_refused() { # NAME REGEX OPTIONS...
@@ -186,29 +186,29 @@ resume_refused() { # NAME REGEX OPTIONS...
     cp kept.part killed.jsonl.part; rm -f killed.jsonl
     if ! made killed $more "$@" && [ "$(grep -c '^error: ' killed.log)" = 1 ] && grep -qE "^error: $regex" killed.log && cmp -s kept.part killed.jsonl.part && [ ! -e killed.jsonl ]; then ok "generate_refuse_$name"; else fail "generate_refuse_$name" "$(tail -n 1 killed.log)"; fi
 }
-was="killed.jsonl.part was begun with" fix="use the same to go on, or remove the file to begin anew$"
-resume_refused again "killed.jsonl.part holds [0-9]+ texts of a run that did not end; go on with --resume, or remove the file to begin anew$"
+was="killed.jsonl.part was started with" fix="use the same to go on, or remove the file to start again$"
+resume_refused again "killed.jsonl.part holds [0-9]+ texts of a run that did not end; go on with --resume, or remove the file to start again$"
 sed 's/plums/pears/' prompts.jsonl >changed.jsonl
-resume_refused prompts "$was prompts [0-9a-f]{16}, this run has [0-9a-f]{16}; $fix" --resume --dataset changed.jsonl
+resume_refused prompts "$was prompts [0-9a-f]{16}, but this run has [0-9a-f]{16}; $fix" --resume --dataset changed.jsonl
 resume_refused fewer "$was prompts .*; $fix" --resume --max_samples 24
 cp -r "$F/bytes" other; printf '\x01' | dd of=other/model.safetensors bs=1 seek=$(($(wc -c <other/model.safetensors) - 3)) conv=notrunc 2>/dev/null
 resume_refused a_weight "$was model .*; $fix" --resume --pretrain other
 resume_refused adapters "$was adapters .*; $fix" --resume --adapter_name_or_path adapters
 resume_refused reward "$was reward models .*; $fix" --resume --reward_pretrain rm
-resume_refused seed "$was --seed 42, this run has 43; $fix" --resume --seed 43
-resume_refused texts "$was --n_samples_per_prompt 3, this run has 2; $fix" --resume --n_samples_per_prompt 2
-resume_refused length "$was --max_new_tokens 31, this run has 20; $fix" --resume --max_new_tokens 20
-resume_refused temperature "$was --temperature 1, this run has 0.5; $fix" --resume --temperature 0.5
-resume_refused top_p "$was --top_p 1, this run has 0.5; $fix" --resume --top_p 0.5
-resume_refused top_k "$was --top_k 0, this run has 5; $fix" --resume --top_k 5
-resume_refused dtype "$was --param_dtype auto, this run has bf16; $fix" --resume --bf16
-resume_refused device "$was --device cpu, this run has reference; $fix" --resume --device reference
-resume_refused cell "$was --cell 0, this run has 16; $fix" --resume --cell 16
-resume_refused iter "$was --iter -1, this run has 0; $fix" --resume --iter 0
+resume_refused seed "$was --seed 42, but this run has 43; $fix" --resume --seed 43
+resume_refused texts "$was --n_samples_per_prompt 3, but this run has 2; $fix" --resume --n_samples_per_prompt 2
+resume_refused length "$was --max_new_tokens 31, but this run has 20; $fix" --resume --max_new_tokens 20
+resume_refused temperature "$was --temperature 1, but this run has 0.5; $fix" --resume --temperature 0.5
+resume_refused top_p "$was --top_p 1, but this run has 0.5; $fix" --resume --top_p 0.5
+resume_refused top_k "$was --top_k 0, but this run has 5; $fix" --resume --top_k 5
+resume_refused dtype "$was --param_dtype auto, but this run has bf16; $fix" --resume --bf16
+resume_refused device "$was --device cpu, but this run has reference; $fix" --resume --device reference
+resume_refused cell "$was --cell 0, but this run has 16; $fix" --resume --cell 16
+resume_refused iter "$was --iter -1, but this run has 0; $fix" --resume --iter 0
 resume_refused template "$was prompts .*; $fix" --resume --input_template 'Q: {} A: '
-cp kept.part whole.part; echo 'texts of somebody' >kept.part; resume_refused foreign "killed.jsonl.part is there and no run that generates wrote it; move it away, or give another --output_path$" --resume; resume_refused foreign_anew "killed.jsonl.part is there and no run that generates wrote it" ; cp whole.part kept.part
+cp kept.part whole.part; echo 'texts of somebody' >kept.part; resume_refused foreign "killed.jsonl.part exists and was not written by generate; move it away, or give another --output_path$" --resume; resume_refused foreign_anew "killed.jsonl.part exists and was not written by generate" ; cp whole.part kept.part
 { head -n 4 whole.part; echo '{"input": 3}'; sed -n 5,6p whole.part; } >kept.part
-cp kept.part killed.jsonl.part; ! made killed $more --resume && grep -q '^error: killed.jsonl.part: text 4 is no line that was written here; remove the file to begin anew (SEQPAR' killed.log && [ ! -e killed.jsonl ] && ok generate_refuse_line || fail generate_refuse_line "$(tail -n 1 killed.log)"
+cp kept.part killed.jsonl.part; ! made killed $more --resume && grep -q '^error: killed.jsonl.part: line 4 was not written by generate; remove the file to start again (SEQPAR' killed.log && [ ! -e killed.jsonl ] && ok generate_refuse_line || fail generate_refuse_line "$(tail -n 1 killed.log)"
 # two runs on one file
 exec 9>>held.jsonl.part; flock 9; ! made held && grep -q '^error: held.jsonl.part is being written by another run; wait for it, or give another --output_path$' held.log && ok generate_refuse_held || fail generate_refuse_held "$(tail -n 1 held.log)"; exec 9>&-
 
@@ -219,50 +219,50 @@ refuse() { # NAME REGEX OPTIONS...
     "$S/ci/limit.sh" 60 "$B/generate" $base $few --output_path refused.jsonl "$@" >refused.out 2>refused.log; code=$?
     if [ $code = ${want:-2} ] && [ "$(grep -c '^error: ' refused.log)" = 1 ] && grep -qE "^error: $regex" refused.log && [ ! -e refused.jsonl ] && [ ! -e refused.jsonl.part ]; then ok "generate_refuse_$name"; else fail "generate_refuse_$name" "exit code $code: $(tail -n 1 refused.log)"; fi
 }
-refuse best_of_n '--best_of_n 2 has nothing to choose by; give --reward_pretrain FOLDER, --remote_rm_url URL or --reward_rule last_number \(or --n_samples_per_prompt, for all of the texts\)$' --best_of_n 2
+refuse best_of_n '--best_of_n 2 needs a reward to choose by; give --reward_pretrain FOLDER, --remote_rm_url URL or --reward_rule last_number \(or --n_samples_per_prompt, for all of the texts\)$' --best_of_n 2
 refuse both_counts '--best_of_n and --n_samples_per_prompt both say how many texts a prompt has; leave one of them out$' --best_of_n 1 --n_samples_per_prompt 1
 refuse no_texts '--n_samples_per_prompt is 0, but it must be a whole number from 1' --n_samples_per_prompt 0
 refuse greedy_texts '--greedy_sampling would write the same text 2 times; leave it out, or ask for one text a prompt$' --greedy_sampling --n_samples_per_prompt 2
 for option in "temperature 0.5" "top_p 0.5" "top_k 5"; do refuse "greedy_${option% *}" "--greedy_sampling takes the most probable token, whatever --${option% *} is; leave one of the two out$" --greedy_sampling --$option; done
 refuse temperature '--temperature is 0, but it must be a number above 0' --temperature 0
-refuse processor '--post_processor rs goes by rewards, and nothing gives one' --post_processor rs --n_samples_per_prompt 2
-refuse processor_csft '--post_processor csft goes by rewards, and nothing gives one' --post_processor csft
+refuse processor '--post_processor rs needs rewards' --post_processor rs --n_samples_per_prompt 2
+refuse processor_csft '--post_processor csft needs rewards' --post_processor csft
 refuse processor_name '--post_processor is best, but it must be one of rs, csft, iter_dpo$' --post_processor best $rule
-for kind in rs iter_dpo; do refuse "one_text_$kind" "--post_processor $kind compares the texts of a prompt, and there is one; give --n_samples_per_prompt 2 or more$" --post_processor $kind $rule; done
-refuse normalize '--normalize_reward is about the rewards that --post_processor csft writes into prompts' --normalize_reward $rule
-refuse form '--reward_template is about the rewards that --post_processor csft writes into prompts' --reward_template '{input}{reward}' $rule
+for kind in rs iter_dpo; do refuse "one_text_$kind" "--post_processor $kind compares the texts of a prompt, but each prompt has one; give --n_samples_per_prompt 2 or more$" --post_processor $kind $rule; done
+refuse normalize '--normalize_reward acts only with --post_processor csft, which writes rewards into prompts' --normalize_reward $rule
+refuse form '--reward_template acts only with --post_processor csft, which writes rewards into prompts' --reward_template '{input}{reward}' $rule
 refuse form_input "--reward_template is '\{reward\}'; it must hold \{input\} and \{reward\}$" --reward_template '{reward}' --post_processor csft $rule
 refuse form_reward "--reward_template is '\{input\}'; it must hold \{input\} and \{reward\}$" --reward_template '{input}' --post_processor csft $rule
-refuse csft_prompt '--csft_prompt is written behind prompts with --enable_csft; add that, or leave it out$' --csft_prompt x
+refuse csft_prompt '--csft_prompt acts only with --enable_csft; add that, or leave it out$' --csft_prompt x
 refuse slice '--rollout_batch_size is the number of prompts of one --iter; add that, or leave it out$' --rollout_batch_size 3
-refuse iter '--iter 3 begins behind 27 prompts, and there are 25; give a smaller one$' --iter 3 --rollout_batch_size 9
-refuse iter_next '--iter 5 begins behind 25 prompts, and there are 25; give a smaller one$' --iter 5 --rollout_batch_size 5
+refuse iter '--iter 3 skips the first 27 prompts, but there are only 25; give a smaller --iter$' --iter 3 --rollout_batch_size 9
+refuse iter_next '--iter 5 skips the first 25 prompts, but there are only 25; give a smaller --iter$' --iter 5 --rollout_batch_size 5
 refuse iter_below '--iter is -1, but it must be a whole number from 0' --iter -1
-refuse rule_label 'reward_rule last_number compares with a right answer; name it by --label_key$' --reward_rule last_number
-refuse label_idle '--label_key names a right answer, which only --reward_rule and reward servers are given; add one, or leave it out$' --label_key answer
+refuse rule_label 'reward_rule last_number compares with the right answer; name its key by --label_key$' --reward_rule last_number
+refuse label_idle '--label_key names the right answer, which only --reward_rule and reward servers use; add one of them, or leave it out$' --label_key answer
 sed 's/"answer"/"name": "none", "answer"/' prompts.jsonl >named.jsonl
-refuse label_number 'named.jsonl:1: the right answer holds no number' --label_key name --reward_rule last_number --dataset named.jsonl
+refuse label_number 'named.jsonl:1: the right answer has no number' --label_key name --reward_rule last_number --dataset named.jsonl
 want=1; "$B/generate" $base $few --output_path rm_name.jsonl --n_samples_per_prompt 2 --rm rm >rm_name.log 2>&1; check generate_rm "$(tail -n 1 rm_name.log)" same rm_name one5
 refuse rm_folder '.*nowhere' --reward_pretrain nowhere
 refuse no_head '.*there is no tensor "score.weight", so this is no reward model' --reward_pretrain "$F/bytes"; want=2
-refuse scored "--eval_task rm scores texts of another run, and here they are scored as they are generated; leave it out, and add --reward_pretrain to the command that generates$" --eval_task rm
-refuse repetition '--repetition_penalty 1.1 is not done here: texts are drawn from what the model says; leave it out$' --repetition_penalty 1.1
+refuse scored "--eval_task rm is not supported, as texts are scored when they are generated; leave it out, and add --reward_pretrain to the command that generates$" --eval_task rm
+refuse repetition '--repetition_penalty 1.1 is not supported: texts are sampled from the model.s own probabilities; leave it out$' --repetition_penalty 1.1
 refuse trainer_option '--learning_rate is an option of sft,dpo,rm,kto,kd,prm; this is generate$' --learning_rate 1
 refuse short 'nothing is left: all 25 are longer|.*prompt_max_len' --prompt_max_len 3
-refuse template 'input_template has no \{\} for the prompt' --input_template x
+refuse template 'input_template must have \{\} once, in the place of the prompt' --input_template x
 head -n 3 prompts.jsonl >kept.jsonl; cp kept.jsonl still.jsonl
 refuse over_data '--output_path would overwrite kept.jsonl, which --dataset reads; give another --output_path$' --dataset kept.jsonl --output_path kept.jsonl
 refuse over_model '--output_path would overwrite .*/model.safetensors, which --pretrain reads' --output_path "$F/bytes/model.safetensors"
-refuse over_other '--output_path still.jsonl is there and holds no texts of a run; give another, or move it away$' --output_path still.jsonl
+refuse over_other '--output_path still.jsonl exists and was not written by generate; give another, or move it away$' --output_path still.jsonl
 check generate_kept "what is somebody else's was written to" cmp -s still.jsonl kept.jsonl
 refuse nowhere 'cannot open nowhere/x.part: No such file or directory; give another --output_path$' --output_path nowhere/x
-mkdir folder; refuse folder '--output_path would write folder, but that is there and no regular file; move it away or give another --output_path$' --output_path folder
+mkdir folder; refuse folder '--output_path would write folder, but it exists and is not a regular file; move it away or give another --output_path$' --output_path folder
 ln -s "$PWD/still.jsonl" linked.jsonl.part; refuse link 'cannot open linked.jsonl.part: it is a link; give another --output_path$' --output_path linked.jsonl
 base_of=$base
 base=${base_of/--dataset prompts.jsonl/}; refuse no_prompts 'no prompts; give --dataset FILE$'
 base=${base_of/--pretrain $F\/bytes/}; refuse no_model 'no model; give --pretrain FOLDER$'
 base=$base_of
-"$B/generate" $base >refused.out 2>refused.log; grep -q '^error: no place for the texts; give --output_path FILE$' refused.log && ok generate_refuse_no_output || fail generate_refuse_no_output "$(tail -n 1 refused.log)"
+"$B/generate" $base >refused.out 2>refused.log; grep -q '^error: no output file; give --output_path FILE$' refused.log && ok generate_refuse_no_output || fail generate_refuse_no_output "$(tail -n 1 refused.log)"
 # a full disk: a sentence, nothing under the name, and it goes on
 (ulimit -f 1; made full $more); code=$?
 [ $code = 1 ] && grep -q '^error: cannot write full.jsonl.part: File too large; make room and go on with --resume' full.log && [ ! -e full.jsonl ] && made full $more --resume && same full one2 && ok generate_full || fail generate_full "exit code $code: $(tail -n 1 full.log)"
@@ -284,10 +284,10 @@ with_words() {
     check generate_asked "$(tail -n 1 asked.log)" eval '[ "$(grep -c "Assistant: great \",\"output\":" asked.jsonl)" = 50 ]'
     "$P" "$S/demos/prepare.py" --kind prompts --pretrain "$F/words" --dataset prompts.jsonl --input_key question --label_key answer --output plain.tokens >plain.log 2>&1
     "$P" "$S/demos/prepare.py" --kind prompts --pretrain "$F/words" --dataset prompts.jsonl --input_key question --label_key answer --csft_prompt 'great' --output great.tokens >great.log 2>&1
-    check generate_tokens_counted "$(cat plain.log)" grep -q '^plain.tokens: prompts, 25 records read, 25 kept .* 0 masked whole;' plain.log
-    refuse asked_not '--enable_csft is true, but plain.tokens was made with prompts that ask for no reward \(--csft_prompt\); make it anew' --pretrain "$F/words" --dataset plain.tokens --enable_csft
-    refuse asked_other '--csft_prompt is good, but great.tokens was made with great; make it anew' --pretrain "$F/words" --dataset great.tokens --enable_csft --csft_prompt good
-    refuse text "prompts.jsonl is no token file, and .*words has a tokenizer, which is not built in; make tokens of it and give those .*: python3 demos/prepare.py --kind prompts" --pretrain "$F/words"
+    check generate_tokens_counted "$(cat plain.log)" grep -q '^plain.tokens: prompts, 25 records read, 25 kept .* 0 fully masked;' plain.log
+    refuse asked_not '--enable_csft is true, but plain.tokens was made with prompts without a reward to ask for \(--csft_prompt\); make it again' --pretrain "$F/words" --dataset plain.tokens --enable_csft
+    refuse asked_other '--csft_prompt is good, but great.tokens was made with great; make it again' --pretrain "$F/words" --dataset great.tokens --enable_csft --csft_prompt good
+    refuse text "prompts.jsonl is text, which only demos/prepare.py can tokenize with the tokenizer in .*words; make a token file and give it .*: python3 demos/prepare.py --kind prompts" --pretrain "$F/words"
     refuse tokens_kind '.*is of kind sft' --pretrain "$F/words" --dataset sft.tokens
 }
 if [ -z "$P" ]; then skip generate_words "no python3 here has tokenizers and jinja2"; else

@@ -64,12 +64,12 @@ refuse() { # NAME PATTERN OPTIONS...
     else ok "refuse_$name"; fi
 }
 with="--teacher_model $out/teacher"
-refuse no_teacher 'there is no teacher; give its folder by --teacher_model'
+refuse no_teacher 'no teacher model; give its folder by --teacher_model'
 refuse no_folder "$out/nobody" --teacher_model $out/nobody
 refuse coefficient_low 'kd_coef is -0.1, but it must be' $with --kd_coef -0.1
 refuse coefficient_high 'kd_coef is 1.1, but it must be' $with --kd_coef 1.1
 cp -r $out/teacher $out/wide; sed -i 's/"vocab_size":.*/"vocab_size": 300,/' $out/wide/config.json
-refuse vocabulary "the teacher in $out/wide has a vocabulary of 300, the model that is trained one of 259; take one with the same tokens" --teacher_model $out/wide
+refuse vocabulary "the teacher in $out/wide has a vocabulary of 300, but the trained model one of 259; take a model with the same tokens" --teacher_model $out/wide
 goes="--ckpt_path $out/kept --load_checkpoint"
 refuse other_teacher "the checkpoint in $out/kept is of another teacher; give the same --teacher_model" --teacher_model $out/other $goes
 refuse other_coefficient 'kd_coef' $with $goes --kd_coef 0.5

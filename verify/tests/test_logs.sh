@@ -136,7 +136,7 @@ mkdir $out/dry
 dry() { local name=$1 trainer=$2; shift 2; ci/limit.sh 120 $build/train_$trainer $shape ${data[$trainer]} --save_path $out/never --metrics_path $out/never.jsonl --use_tensorboard $out/never.tb --wandb_offline $out/never.wb --dry_run "$@" >$out/dry/$name 2>$out/dry/$name.err; }
 dry sft sft --max_steps 6 --save_steps 2 --lr_scheduler cosine_with_min_lr --warmup_steps 3 --ring_attn_size 3 || fail logs_dry_run "$(tail -n 1 $out/dry/sft.err)"
 while IFS='|' read -r name line; do grep -qE "$line" $out/dry/sft && ok "logs_dry_run $name" || fail "logs_dry_run $name" "$(cat $out/dry/sft | tr '\n' '/' | cut -c1-600)"; done <<LIST
-steps|^steps: 6 of 8 documents each; 120 documents can be used, 15 steps an epoch, 0.4 epochs in all$
+steps|^steps: 6 of 8 documents each; 120 documents to train on, 15 steps an epoch, 0.4 epochs in all$
 step|^next step: $(sed -n 's/.*"tokens": \([0-9]*\), "supervised_tokens": \([0-9]*\),.* "rows": \([0-9]*\).*/\1 tokens \\(\2 supervised\\) in \3 rows of at most 420, 1 micro-batches/p' $out/whole.jsonl | head -n 1)$
 ranks|^ranks: 1 data-parallel x 3 sequence-parallel, 1 threads each$
 rate|^learning rate: cosine_with_min_lr, 3 warm-up steps, peak 0.002, 0.000[0-9]* in the last step, floor 0.0002$

@@ -96,7 +96,7 @@ names() { head -c $((8 + $(od -An -t u8 -N 8 $1))) $1 | tail -c +9 | grep -oE '"
 wanted() { for layer in 0 1; do for part in self_attn.{q,k,v,o}_proj mlp.{gate,up,down}_proj; do echo base_model.model.model.layers.$layer.$part.lora_{A,B}.weight | tr ' ' '\n'; done; done; [ "$1" = rm ] && echo base_model.model.score.weight; }
 for stage in sft rm; do check lora_names_$stage "$(names $out/$stage.one/adapter_model.safetensors | head -n 3)" [ "$(names $out/$stage.one/adapter_model.safetensors)" = "$(wanted $stage | sort)" ]; done
 check lora_alone "$(ls $out/sft.one)" [ "$(ls $out/sft.one | tr '\n' ' ')" = "adapter_config.json adapter_model.safetensors " ]
-grep -q '^adapters: LoRA of rank 4, alpha 16, of q_proj,.*; 4864 values learn, ' $out/sft.one.log && grep -q 'adapters (4864 values beside [0-9]*) in ' $out/sft.one.log && ok lora_said || fail lora_said "$(grep adapters $out/sft.one.log)"
+grep -q '^adapters: LoRA of rank 4, alpha 16, of q_proj,.*; 4864 parameters are trained, ' $out/sft.one.log && grep -q 'adapters (4864 parameters, [0-9]* frozen) in ' $out/sft.one.log && ok lora_said || fail lora_said "$(grep adapters $out/sft.one.log)"
 
 # merged: a model like any other, which gives the adapters' losses
 for stage in "sft $texts" "rm $pairs"; do
@@ -165,14 +165,14 @@ check lora_rslora "alpha / sqrt(rank) is not 16 / 2" eval 'alike from.rooted fro
 from full --finetuning_type full --lora_alpha 32
 grep -q '^notice: there are no adapters, so --lora_alpha is not used' $out/from.full.log && [ -e $out/from.full/model.safetensors ] && ok lora_idle || fail lora_idle "$(head -n 1 $out/from.full.log)"
 build/train_sft $shape $texts --pretrain $out/base --save_path $out/dry --lora_rank 4 --dry_run >$out/dry.log 2>&1
-grep -q '^adapters: .*, 4864 parameters' $out/dry.log && grep -q 'parameters stay as they are' $out/dry.log && [ ! -e $out/dry ] && ok lora_dry_run || fail lora_dry_run "$(tail -n 1 $out/dry.log)"
+grep -q '^adapters: .*, 4864 parameters' $out/dry.log && grep -q 'parameters, frozen' $out/dry.log && [ ! -e $out/dry ] && ok lora_dry_run || fail lora_dry_run "$(tail -n 1 $out/dry.log)"
 
 # adapters that are there begin as they are: of what is trained with a rate of 0 nothing changes, and what goes on does
 run begun sft $texts --lora_rank 0 --max_steps 0 # the model alone, to compare with
 on() { local name=$1; shift; build/train_sft $shape $texts --micro_train_batch_size 2 --pretrain $out/base --save_path $out/$name --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
 on on.one --adapter_name_or_path $out/sft.one --max_steps 0 && alike on.one sft.one && [ "$(last on.one eval_loss)" = "$(last sft.one eval_loss)" ] && [ "$(last on.one eval_loss)" != "$(last begun eval_loss)" ] && ok lora_begins || fail lora_begins "$(tail -n 1 $out/on.one.log): $(last on.one eval_loss), not $(last sft.one eval_loss)"
 on on.2 --adapter_name_or_path $out/sft.one && on on.3 --lora_model_dir $out/sft.one --ring_attn_size 3 --zero_stage 3 --lora_rank 4 --lora_alpha 16 --target_modules all-linear && alike on.2 on.3 && ! alike on.2 on.one && cmp -s $out/on.2/adapter_config.json $out/sft.one/adapter_config.json && ok lora_goes_on || fail lora_goes_on "$(tail -n 1 $out/on.2.log) $(tail -n 1 $out/on.3.log)"
-run on.dpo dpo $pairs --adapter_name_or_path $out/dpo.one && grep -q '^notice: the reference is the model without adapters; to learn against' $out/on.dpo.log && [ "$(first on.dpo loss)" != "$(first dpo.one loss)" ] && ok lora_goes_on_dpo || fail lora_goes_on_dpo "$(tail -n 1 $out/on.dpo.log)"
+run on.dpo dpo $pairs --adapter_name_or_path $out/dpo.one && grep -q '^notice: the reference is the model without adapters; for a reference' $out/on.dpo.log && [ "$(first on.dpo loss)" != "$(first dpo.one loss)" ] && ok lora_goes_on_dpo || fail lora_goes_on_dpo "$(tail -n 1 $out/on.dpo.log)"
 on on.some --adapter_name_or_path $out/from.here && grep -q ' of rank 8, alpha 16, of q_proj,v_proj;' $out/on.some.log && ok lora_targets_there || fail lora_targets_there "$(grep adapters $out/on.some.log)"
 
 # three steps of PEFT and torch in float64, as lora_peft.py wrote them down: losses and adapters, by AdamW and by SGD
@@ -206,7 +206,7 @@ refuse() { # NAME TRAINER PATTERN OPTIONS...
 }
 lora="$texts --pretrain $out/base --lora_rank 4"
 refuse target sft 'target_modules names qproj, which no layer has; give some of q_proj,k_proj,.*down_proj, or all-linear' $lora --target_modules q_proj,qproj
-refuse no_target sft 'target_modules names nothing' $lora --target_modules ,
+refuse no_target sft 'target_modules names no module; give another adapter' $lora --target_modules ,
 refuse rank sft 'lora_rank is -1, but it must be' $lora --lora_rank -1
 refuse alpha sft 'lora_alpha is 0, but it must be' $lora --lora_alpha 0
 refuse dropout sft 'lora_dropout is 1, but it must be' $lora --lora_dropout 1
@@ -215,41 +215,41 @@ changed() { rm -rf $out/changed; cp -r $out/sft.one $out/changed; sed -i "$1" $o
 # as PEFT 0.21 writes all that it knows, most of it null
 changed 's/"r":.*/"r": 4, "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null, "corda_config": null, "ensure_weight_tying": false, "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true, "init_lora_weights": true, "kasa_config": null, "layer_replication": null, "layers_pattern": null, "layers_to_transform": null, "loftq_config": {}, "lora_bias": false, "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core", "monteclora_config": null, "peft_version": "0.21.2", "qalora_group_size": 16, "rank_pattern": {}, "revision": null, "target_parameters": null, "trainable_token_indices": null, "use_bdlora": null, "use_dora": false, "use_qalora": false, "velora_config": null,/'
 on on.whole --adapter_name_or_path $out/changed --max_steps 0 && alike on.whole sft.one && ok lora_whole_config || fail lora_whole_config "$(tail -n 1 $out/on.whole.log)"
-changed 's/"r":.*/"r": 4, "megatron_config": {"a": 1},/'; refuse there_megatron sft 'adapter_config.json: megatron_config is set, and is not done here' $there $out/changed
+changed 's/"r":.*/"r": 4, "megatron_config": {"a": 1},/'; refuse there_megatron sft 'adapter_config.json: megatron_config is set, which is not supported; give another adapter' $there $out/changed
 refuse there_rank sft 'have lora_rank 4, and --lora_r is 8; leave that out' $there $out/sft.one --adapter lora --lora_r 8 --lora_alpha 16 --lora_target_linear
 refuse there_alpha sft 'have lora_alpha 16, and --lora_alpha is 32; leave that out' $there $out/sft.one --lora_alpha 32
 refuse there_rslora sft 'have use_rslora 0, and --use_rslora is 1; leave that out' $there $out/sft.one --use_rslora
 refuse there_targets sft 'are of q_proj,k_proj,.*; leave --target_modules out' $there $out/sft.one --target_modules q_proj
 refuse there_none sft 'adapter_config.json cannot be read: .*give the folder of an adapter' $there $out/base
-changed 's/"LORA"/"IA3"/'; refuse there_kind sft 'peft_type is IA3, and LORA is what is done here' $there $out/changed
-changed 's/"use_dora":.*/"use_dora": true,/'; refuse there_dora sft 'adapter_config.json: use_dora is set, and is not done here' $there $out/changed
-changed 's/"bias":.*/"bias": "all",/'; refuse there_bias sft 'adapter_config.json: bias is set, and is not done here' $there $out/changed
-changed 's/"r":.*/"r": 4, "rank_pattern": {"q_proj": 2},/'; refuse there_pattern sft 'rank_pattern is set, and is not done here' $there $out/changed
-changed 's/"r":.*/"r": 0,/'; refuse there_zero sft ': r is 0, and must be a number from 1 to 1048576' $there $out/changed
-changed 's/"lora_alpha":.*/"lora_alpha": 0.5,/'; refuse there_half sft ': lora_alpha is 0.5, and must be a number from 1 to 2147483647' $there $out/changed
-changed 's/"q_proj"/"qkv_proj"/'; refuse there_module sft 'target_modules has qkv_proj, which no layer has here' $there $out/changed
-changed 's/"modules_to_save":.*/"modules_to_save": ["lm_head"],/'; refuse there_saved sft 'modules_to_save has lm_head, which has no second copy here' $there $out/changed
+changed 's/"LORA"/"IA3"/'; refuse there_kind sft 'peft_type is IA3, but only LORA is supported; give another adapter' $there $out/changed
+changed 's/"use_dora":.*/"use_dora": true,/'; refuse there_dora sft 'adapter_config.json: use_dora is set, which is not supported; give another adapter' $there $out/changed
+changed 's/"bias":.*/"bias": "all",/'; refuse there_bias sft 'adapter_config.json: bias is set, which is not supported; give another adapter' $there $out/changed
+changed 's/"r":.*/"r": 4, "rank_pattern": {"q_proj": 2},/'; refuse there_pattern sft 'rank_pattern is set, which is not supported; give another adapter' $there $out/changed
+changed 's/"r":.*/"r": 0,/'; refuse there_zero sft ': r is 0, but must be a number from 1 to 1048576' $there $out/changed
+changed 's/"lora_alpha":.*/"lora_alpha": 0.5,/'; refuse there_half sft ': lora_alpha is 0.5, but must be a number from 1 to 2147483647' $there $out/changed
+changed 's/"q_proj"/"qkv_proj"/'; refuse there_module sft 'target_modules has qkv_proj, but no layer has a module of that name; give another adapter' $there $out/changed
+changed 's/"modules_to_save":.*/"modules_to_save": ["lm_head"],/'; refuse there_saved sft 'modules_to_save has lm_head, but only score is supported; give another adapter' $there $out/changed
 changed 's/"q_proj", *//; /^.*"q_proj",$/d'; refuse there_more sft 'has base_model.*self_attn.q_proj.lora_A.weight, which adapters of this model have not' $there $out/changed
 changed 's/"r":.*/"r": 2,/'; refuse there_shape sft 'lora_A.weight is \[4, 32\].*\[2, 32\]|shape|2, 32' $there $out/changed
 rm $out/changed/adapter_model.safetensors; changed 's/x/x/'; rm $out/changed/adapter_model.safetensors; refuse there_gone sft 'adapter_model.safetensors' $there $out/changed
-refuse four_alone sft 'load_in_4bit keeps the model in four bits, in which it does not learn; add --lora_rank, or leave it out' $texts --pretrain $out/base --load_in_4bit
-refuse four_merged sft 'save_merged would round what was learnt to four bits, as --load_in_4bit keeps the model; leave one of them out' $lora --load_in_4bit --save_merged
-refuse four_offload sft 'param_offload keeps weights outside .* and --load_in_4bit whole in it; leave one of them out' $lora --load_in_4bit --zero_stage 3 --param_offload
-refuse four_reference dpo 'a model that is kept outside of the device.s memory is not in four bits; leave out --load_in_4bit or the offload' $pairs --pretrain $out/base --lora_rank 4 --load_in_4bit --ref_pretrain $out/copy --ref_offload
+refuse four_alone sft 'load_in_4bit keeps the model in four bits, which cannot be trained without adapters; add --lora_rank, or leave it out' $texts --pretrain $out/base --load_in_4bit
+refuse four_merged sft 'save_merged would round the merged weights to the four bits of --load_in_4bit; leave one of them out' $lora --load_in_4bit --save_merged
+refuse four_offload sft 'param_offload keeps weights outside .* but --load_in_4bit keeps all of them there; leave one of them out' $lora --load_in_4bit --zero_stage 3 --param_offload
+refuse four_reference dpo 'load_in_4bit does not support a model that is offloaded; leave out --load_in_4bit or the offload' $pairs --pretrain $out/base --lora_rank 4 --load_in_4bit --ref_pretrain $out/copy --ref_offload
 refuse four_qlora sft 'adapter qlora keeps the model in four bits; add --load_in_4bit, or take lora' $texts --pretrain $out/base --adapter qlora --lora_r 4 --lora_alpha 8 --lora_target_linear
 refuse four_resume sft 'another|base' $lora --load_checkpoint --ckpt_path $out/four.sft.half.ckpt
 refuse no_model sft 'give its folder by --pretrain' $texts --lora_rank 4
 refuse adapters_of_adapters sft 'adapter_config.json is an adapter' $lora --pretrain $out/sft.one
 refuse full sft 'finetuning_type full trains every weight' $lora --finetuning_type full
 refuse zero sft 'lora_rank 0 means no adapters' $texts --pretrain $out/base --finetuning_type lora --lora_rank 0
-refuse merged sft 'save_merged is about adapters' $texts --pretrain $out/base --save_merged
-refuse no_adapter sft 'lora_r 8 stands without --adapter' $texts --pretrain $out/base --lora_r 8
+refuse merged sft 'save_merged needs adapters' $texts --pretrain $out/base --save_merged
+refuse no_adapter sft 'without --adapter axolotl ignores --lora_r 8 and trains every weight' $texts --pretrain $out/base --lora_r 8
 refuse axolotl_alpha sft 'axolotl has no default for lora_alpha' $texts --pretrain $out/base --adapter lora --lora_r 8
 refuse vera sft 'adapter is vera, but it must be one of lora, qlora' $texts --pretrain $out/base --adapter vera
 refuse experts sft 'the model has experts, whose MLPs have no adapters' $lora --pretrain $out/of/qwen3_moe.lm --target_modules q_proj,up_proj
-refuse fused sft 'are one matrix, .*give --target_modules o_proj,down_proj' $lora --pretrain $out/of/phi3.lm
-refuse beside_model sft 'holds a whole model \(model.safetensors\), beside which adapters' $lora --save_path $out/copy
-refuse beside_adapters sft 'holds adapters \(adapter_config.json\), beside which a whole model' $texts --pretrain $out/base --save_path $out/sft.one
+refuse fused sft 'as one matrix, .*give --target_modules o_proj,down_proj' $lora --pretrain $out/of/phi3.lm
+refuse beside_model sft 'holds a whole model \(model.safetensors\), and in that folder adapters' $lora --save_path $out/copy
+refuse beside_adapters sft 'holds adapters \(adapter_config.json\), and in that folder a whole model' $texts --pretrain $out/base --save_path $out/sft.one
 cp -r $out/sft.one $out/theirs; LC_ALL=C sed -i 's/written_by/written_at/' $out/theirs/adapter_model.safetensors
 refuse foreign sft 'holds a model that seqpar did not write' $lora --save_path $out/theirs
 # a checkpoint of other adapters, of another model, or of none

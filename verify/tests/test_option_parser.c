@@ -410,22 +410,22 @@ static bool bad_values_are_refused(void) {
         {"--zpg two", "--zpg is two, but it must be a whole number"}, /* even where nothing
                                                                          depends on it */
         {"--mix_strategy interleave_under",
-         "--mix_strategy interleave_under is not done here: sets "
-         "are read one after the other, or drawn by --dataset_probs "
-         "until one is used up; leave it out, or give the weights"},
+         "--mix_strategy interleave_under is not supported: sets are read one after the "
+         "other, or drawn by --dataset_probs until one is used up; leave it out, or give the "
+         "weights"},
         {"--max_len", "--max_len needs a value (a whole number), but nothing follows"},
         {"--dataset --max_len 4", "--dataset needs a value (text), but --max_len follows"},
         {"--truncation",
          "--truncation needs a value (one of drop, cut, cut_both), but nothing follows"},
         {"data.jsonl", "stray word data.jsonl; options start with -- (--help lists all)"},
         {"--packing_samples 3", "stray word 3; options start with -- (--help lists all)"},
-        {"--flash_attn #fast", "'#fast' is a comment that the shell has handed over; remove it "
+        {"--flash_attn #fast", "'#fast' is a comment that the shell passed on; remove it "
                                "from the command"},
         {"--packing_samples # rows",
-         "'#' is a comment that the shell has handed over; remove it from the command"},
+         "'#' is a comment that the shell passed on; remove it from the command"},
         {"--flash_attn \t --max_len 3",
-         "a word is a blank: something stands behind a backslash at the end of a line, so that "
-         "the lines below it are not read; remove it"},
+         "a word is a space: a backslash at the end of a line has a space after it, so the "
+         "shell did not pass on the lines below; remove everything after the backslash"},
         {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
         {"--prompt_data x", "--prompt_data is an option of ppo; this is sft, give --dataset"},
         {"--kd_coef 1", "--kd_coef is an option of kd; this is sft"},
@@ -465,7 +465,7 @@ static bool options_without_effect_are_told(void) {
 static bool too_many_words_are_refused(void) {
     static char line[4096] = "--deepspeed ";
     for (int i = 0; i < 400; i++) strcat(line, "abcdefgh");
-    EXPECT(parse(line) == -1 && holds(message.text, "... is not done here: such a file"));
+    EXPECT(parse(line) == -1 && holds(message.text, "... is not supported: a DeepSpeed file"));
     static char word[9000], program[] = "trainer", name[] = "--target_modules", more[] = "x";
     memset(word, 'a', sizeof word - 1);
     char *argv[] = {program, name, word, more};

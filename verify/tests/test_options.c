@@ -127,7 +127,7 @@ static void refused(int tool, const demo_known *known, const demo_known *target)
     if (!strcmp(target->role, "refused:true")) snprintf(value, sizeof value, "false");
     if (!strcmp(target->name, "stage")) snprintf(value, sizeof value, "pt");
     snprintf(line, sizeof line, "--%s %s", known->name, value);
-    snprintf(begins, sizeof begins, "--%s %s is not done here: ", known->name, value);
+    snprintf(begins, sizeof begins, "--%s %s is not supported: ", known->name, value);
     test_expect(parse(tool, line) && !strncmp(x.error.text, begins, strlen(begins)) &&
                     !strcmp(x.error.text + strlen(begins), target->note),
                 "%s: %s", line, x.error.text);
@@ -381,7 +381,7 @@ static void test_placement(void) {
          "must be one of batch_ring, batch_zigzag, batch_stripe, varlen_ring, varlen_zigzag"},
         {"--ring_attn_size 4 --ring_head_stride 2 --layout zigzag", "zigzag", "llama3"},
         {"--ring_attn_size 4 --ring_head_stride 2 --schedule ring", NULL,
-         "is for the schedule "},
+         "needs --schedule llama3, but"},
         {"--sequence_parallel_size 4 --sequence_parallel_mode zigzag-ring", "zigzag", "ring"},
         {"--sequence_parallel_size 4 --sequence_parallel_mode llama3", "contiguous", "llama3"},
         {LF_SP "ulysses", "contiguous", "ulysses"},
@@ -414,18 +414,21 @@ static void test_meanings(void) {
         {"--eval_steps 5", "--eval_steps is 5, but there is nothing to evaluate on"},
         {"--eval_steps -1", NULL},
         {"--eval_strategy epoch", "--eval_strategy is epoch, but there is nothing"},
-        {"--eval_strategy steps --eval_dataset e", "--eval_strategy steps says not how many"},
+        {"--eval_strategy steps --eval_dataset e",
+         "--eval_strategy steps needs a number of steps"},
         {"--eval_strategy no --eval_dataset e", "--eval_strategy no contradicts"},
         {"--eval_strategy epoch --eval_dataset e --eval_steps 3", "epoch contradicts"},
         {"--eval_strategy steps --eval_dataset e --eval_steps 3", NULL},
         {"--eval_dataset e --eval_steps 0.25 --save_steps 0.5", NULL},
         {"--eval_steps 0.25", "--eval_steps is 0.25, but there is nothing to evaluate on"},
-        {"--eval_dataset e --eval_steps 2.5", "--eval_steps is 2.5; give whole steps, a share"},
-        {"--save_steps -0.5", "--save_steps is -0.5; give whole steps, a share of all steps"},
-        {"--ckpt.save_steps 1.5", "--ckpt.save_steps is 1.5; give whole steps"},
+        {"--eval_dataset e --eval_steps 2.5", "--eval_steps is 2.5; give a whole number of "
+                                              "steps, a fraction"},
+        {"--save_steps -0.5", "--save_steps is -0.5; give a whole number of steps, a "
+                              "fraction of all steps"},
+        {"--ckpt.save_steps 1.5", "--ckpt.save_steps is 1.5; give a whole number of steps"},
         {"--evals_per_epoch 4", NULL}, /* axolotl's examples have it beside val_set_size 0 */
         {"--evals_per_epoch 4 --eval_dataset e", NULL},
-        {"--evals_per_epoch 4 --eval_dataset e --eval_steps 2", "both say how often"},
+        {"--evals_per_epoch 4 --eval_dataset e --eval_steps 2", "both set the interval"},
         {"--evals_per_epoch 4 --eval_dataset e --eval_strategy epoch",
          "--eval_strategy epoch contradicts --evals_per_epoch 4"},
         {"--saves_per_epoch 2 --save_steps 5", "--save_steps and --saves_per_epoch both"}};
@@ -574,43 +577,50 @@ static void test_definitions_refuse(void) {
         const char *line, *refusal; /* NULL: none */
     } cases[] = {
         {DPO, "--loss_definition trl --pref_loss kto_pair",
-         "--pref_loss kto_pair has no meaning in TRL 1.16.0's definition of the loss"},
-        {DPO, "--pref_loss kto_pair --nll_loss_coef 1", "--nll_loss_coef has no meaning"},
-        {DPO, "--pref_loss kto_pair --label_smoothing 0.1", "--label_smoothing has no meaning"},
+         "--pref_loss kto_pair is not defined by TRL 1.16.0"},
+        {DPO, "--pref_loss kto_pair --nll_loss_coef 1",
+         "--nll_loss_coef is not defined for kto_pair"},
+        {DPO, "--pref_loss kto_pair --label_smoothing 0.1",
+         "--label_smoothing is not defined for kto_pair"},
         {DPO, "--loss_definition openrlhf --pref_loss kto_pair", NULL},
         {DPO, "--loss_definition llamafactory --pref_loss kto_pair", NULL},
-        {DPO, "--loss_definition openrlhf --pref_loss hinge", "--pref_loss hinge has no"},
-        {DPO, "--from openrlhf --pref_loss simpo", "--pref_loss simpo has no meaning"},
-        {DPO, "--loss_definition llamafactory --pref_loss robust", "--pref_loss robust has no"},
-        {DPO, "--loss_definition trl --label_smoothing 0.1", "where simpo,robust take it"},
+        {DPO, "--loss_definition openrlhf --pref_loss hinge",
+         "--pref_loss hinge is not defined"},
+        {DPO, "--from openrlhf --pref_loss simpo", "--pref_loss simpo is not defined"},
+        {DPO, "--loss_definition llamafactory --pref_loss robust",
+         "--pref_loss robust is not defined"},
+        {DPO, "--loss_definition trl --label_smoothing 0.1", "only for simpo,robust"},
         {DPO, "--loss_definition trl --pref_loss robust --label_smoothing 0.1", NULL},
         {DPO, "--loss_definition openrlhf --label_smoothing 0.1", NULL},
         {DPO, "--loss_definition openrlhf --ipo --label_smoothing 0.1",
-         "has no meaning for ipo"},
+         "is not defined for ipo"},
         {DPO, "--loss_definition llamafactory --pref_loss simpo --label_smoothing 0.1",
-         "--label_smoothing has no meaning for simpo"},
+         "--label_smoothing is not defined for simpo"},
         {DPO, "--loss_definition trl --pref_loss simpo --nll_loss_coef 1",
-         "--nll_loss_coef has no meaning for simpo"},
+         "--nll_loss_coef is not defined for simpo"},
         {DPO, "--loss_definition trl --ipo --nll_loss_coef 1", NULL},
-        {RM, "--loss_definition trl --loss logexp", "--loss logexp has no meaning in TRL"},
-        {RM, "--loss_definition llamafactory --margin_loss", "--margin_loss true has no"},
+        {RM, "--loss_definition trl --loss logexp", "--loss logexp is not defined by TRL"},
+        {RM, "--loss_definition llamafactory --margin_loss",
+         "--margin_loss true is not defined"},
         {RM, "--loss_definition trl --margin_loss", NULL},
         {PPO, GROUPS "--loss_definition llamafactory --advantage_estimator rloo",
-         "--advantage_estimator rloo has no meaning in LLaMA-Factory 0.9.5"},
-        {PPO, GROUPS "--loss_definition trl --advantage_estimator rloo", "rloo has no meaning"},
+         "--advantage_estimator rloo is not defined by LLaMA-Factory 0.9.5"},
+        {PPO, GROUPS "--loss_definition trl --advantage_estimator rloo", "rloo is not defined"},
         {PPO, GROUPS "--loss_definition trl --advantage_estimator group_norm --dual_clip 3",
          NULL},
         {PPO, GROUPS "--loss_definition trl --dual_clip 3", "which has no critic"},
         {PPO, GROUPS "--loss_definition llamafactory --dual_clip 3",
-         "--dual_clip above 0 has no"},
-        {PPO, GROUPS "--loss_definition llamafactory --policy_loss_type gspo", "gspo has no"},
+         "--dual_clip above 0 is not defined"},
+        {PPO, GROUPS "--loss_definition llamafactory --policy_loss_type gspo",
+         "gspo is not defined"},
         {PPO, GROUPS "--loss_definition llamafactory --loss_agg_mode grpo",
-         "--loss_agg_mode seq-mean-token-mean has no meaning"},
+         "--loss_agg_mode seq-mean-token-mean is not defined"},
         {PPO, GROUPS "--loss_definition openrlhf --loss_agg_mode dr_grpo",
-         "--loss_agg_mode seq-mean-token-sum-norm has no meaning"},
+         "--loss_agg_mode seq-mean-token-sum-norm is not defined"},
         {PPO, GROUPS "--loss_definition openrlhf --policy_loss_type gspo --loss_agg_mode dapo",
-         "--loss_agg_mode token-mean has no meaning beside gspo"},
-        {PPO, GROUPS "--loss_definition trl --no_advantage_std_norm", "std_norm true has no"},
+         "--loss_agg_mode token-mean is not defined for gspo"},
+        {PPO, GROUPS "--loss_definition trl --no_advantage_std_norm",
+         "std_norm true is not defined"},
         {PPO, GROUPS "--loss_definition openrlhf --no_advantage_std_norm", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = prepare(cases[i].tool, cases[i].line);
@@ -811,9 +821,9 @@ static void test_packed_said(void) {
          "on each of 1 replica\n"},
         {"--packing_samples --micro_train_batch_size 3 --data_parallel_size 2 --train_batch_size 9",
          10,
-         "batch: 9 documents a step, packed into rows of 77 tokens; a micro-batch has about 3 rows "
-         "on each of 2 replicas\nnotice: 10 documents a step are more than there are; every step "
-         "takes all 9\n"},
+         "batch: 9 documents a step, packed into rows of 77 tokens; a micro-batch has about "
+         "3 rows on each of 2 replicas\n"
+         "notice: a batch of 10 documents is more than the data has; every step takes all 9\n"},
         {"--packing_samples --gradient_accumulation_steps 1 --train_batch_size 9", 0,
          "batch: 9 documents a step, packed into rows of 77 tokens on 1 replica, in 1 "
          "micro-batch\n"},
@@ -848,14 +858,14 @@ static void test_rates_said(void) {
         int tool;
         const char *line, *said;
     } cases[] = {
-        {SFT, "", "learning rate: at most 0.002 (of a model made from nothing), "},
+        {SFT, "", "learning rate: at most 0.002 (for a new model), "},
         {SFT, "--learning_rate 0.25", "learning rate: at most 0.25, "},
         {SFT, "--pretrain m",
-         "learning rate: at most 5e-06 (openrlhf's default for a given model), "},
+         "learning rate: at most 5e-06 (openrlhf's default with --pretrain), "},
         {SFT, "--model_name_or_path m",
-         "learning rate: at most 5e-05 (llamafactory's default for a given model), "},
+         "learning rate: at most 5e-05 (llamafactory's default with --pretrain), "},
         {PPO, "--pretrain m --critic_learning_rate 0.5",
-         "learning rate: actor 1e-06 (openrlhf's default for a given model), critic 0.5, "}};
+         "learning rate: actor 1e-06 (openrlhf's default with --pretrain), critic 0.5, "}};
     char want[300];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_expect(!settle(cases[i].tool, cases[i].line), "%s", x.error.text);
@@ -891,12 +901,11 @@ static void test_rates_noticed(void) {
         job.lr_kind = cases[i].kind;
         said_begin();
         demo_rates_notice(&job);
-        said_is(
-            cases[i].noticed
-                ? "notice: the only step has learning rate 0 (1 of 1 steps warm up), so the "
-                  "weights stay as they are; give --warmup_steps 0 or more steps\n"
-                : "",
-            "rates");
+        said_is(cases[i].noticed
+                    ? "notice: the only step has learning rate 0 (1 of 1 steps warm up), so no "
+                      "weight changes; give --warmup_steps 0 or more steps\n"
+                    : "",
+                "rates");
     }
     test_end("options_rates_noticed");
 }
@@ -908,7 +917,7 @@ static void test_evaluation_said(void) {
         const char *dataset, *said;
         bool trained, scores, rounds;
     } cases[] = {
-        {0, 0, 3, 3, NULL, "evaluation: none, for there is no --eval_dataset\n", 0, 0, 0},
+        {0, 0, 3, 3, NULL, "evaluation: none, as there is no --eval_dataset\n", 0, 0, 0},
         {6, 0, 3, 3, "e", "evaluation: e, 3 pairs, every 3 steps and at the end\n", 0, 0, 0},
         {6, 0, 1, -1, "e", "evaluation: e, 3 pairs, every 1 step (an epoch) and at the end\n",
          0, 0, 0},
@@ -923,8 +932,8 @@ static void test_evaluation_said(void) {
          "steps (an epoch) and at the end\n",
          1, 0, 0},
         {8, 40, 2, -1, NULL,
-         "evaluation: none, for there is no --eval_dataset; mean and deviation of the scores, for "
-         "config.json, are measured after training on the first 4 of 40 pairs\n",
+         "evaluation: none, as there is no --eval_dataset; mean and deviation of the scores, "
+         "for config.json, are measured after training on the first 4 of 40 pairs\n",
          1, 1, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static demo_job job;
@@ -969,8 +978,7 @@ static void test_left_over_said(void) {
         if (cases[i].said)
             snprintf(
                 want, sizeof want,
-                "notice: 50 %s are no whole number of times 16: in each epoch 2 of them are "
-                "not seen\n",
+                "notice: 50 %s are not a multiple of 16: each epoch leaves out 2 of them\n",
                 cases[i].prompts ? "prompts" : "pairs");
         said_begin();
         demo_left_over_notice(&job);
@@ -984,10 +992,8 @@ static void test_idle_said(void) {
 #define OFFLOAD \
     "notice: nothing is offloaded, so --offload_path is not used; add --adam_offload, " \
     "--param_offload, --activation_offloading or --ref_offload\n"
-#define TILED \
-    "notice: the model has experts, whose tokens are not cut into tiles, so --tiled_mlp is not " \
-    "used\n"
-#define AUX "notice: the model has no experts, so --aux_loss_coef adds nothing\n"
+#define TILED "notice: --tiled_mlp does not support models with experts and is not used\n"
+#define AUX   "notice: the model has no experts, so --aux_loss_coef adds nothing\n"
     static const struct {
         int tool;
         const char *line;
@@ -1050,9 +1056,9 @@ static void test_settled(void) {
         {"{}", "mask_history", "true", NULL},
         {MADE, "enable_csft", "true", NULL},
         {MADE, "enable_csft", "false", "5.00"},
-        {CHAT, "enable_csft", "true", "prompts that ask for no reward (--csft_prompt)"},
+        {CHAT, "enable_csft", "true", "prompts without a reward to ask for (--csft_prompt)"},
         {CHAT, "enable_csft", "false", NULL},
-        {"{}", "enable_csft", "true", "prompts that ask for no reward (--csft_prompt)"},
+        {"{}", "enable_csft", "true", "prompts without a reward to ask for (--csft_prompt)"},
         {MADE, "dataset_probs", "0.25,0.75", NULL},
         {MADE, "dataset_probs", "0.25,0.5", "several weights"},
         {MADE, "prompt_data_probs", "0.5,0.75", "several weights"},
@@ -1063,9 +1069,9 @@ static void test_settled(void) {
         {CHAT, "chat_template", "tokenizer_default", NULL},
         {CHAT, "chat_template", "chatml", "the template of the model's folder"},
         {TURNS, "chat_template", "tokenizer_default", "another one"},
-        {MADE, "multiturn", "true", "other options than lists of messages need"},
+        {MADE, "multiturn", "true", "options that are not for lists of messages"},
         {MADE, "multiturn", "false", NULL},
-        {CHAT, "multiturn", "true", "other options than lists of messages need"},
+        {CHAT, "multiturn", "true", "options that are not for lists of messages"},
         {TURNS, "multiturn", "true", NULL},
         {MADE, "input_template", "{}", NULL},
         {MADE, "input_template", "Q {}", "{}"},
@@ -1467,12 +1473,12 @@ static void test_marks(void) {
                  {"a b c d e f g h i j k l m n o p", 16, ""},
                  {"a b c d e f g h i j k l m n o p q", -1,
                   "--reward_tokens are more than 16; give 2 to 16"},
-                 {"+", -1, "--reward_tokens + leaves no choice; give 2 to 16"},
-                 {"", -1, "--reward_tokens  leaves no choice; give 2 to 16"},
+                 {"+", -1, "--reward_tokens + is only one token; give 2 to 16"},
+                 {"", -1, "--reward_tokens  is only one token; give 2 to 16"},
                  {"+ - +", -1, "--reward_tokens names \"+\" twice; name each once"},
                  {"+ ab", -1,
-                  "--reward_tokens: \"ab\" is 2 tokens, for a byte is one here; give one "
-                  "character of one byte"}};
+                  "--reward_tokens: \"ab\" is 2 tokens, as without a tokenizer each byte is "
+                  "a token; give one ASCII character"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         demo_marks marks = {{0}, 9};
         demo_error error = {""};
@@ -1504,16 +1510,17 @@ static void test_steps(void) {
         {"{\"t\": \"a#\", \"l\": [\"+\", \"-\"]}",
          "2 labels in \"l\" for 1 placeholders \"#\"; give one for each"},
         {"{\"t\": \"ab\", \"l\": [\"+\"]}",
-         "the text holds no placeholder \"#\", behind which nothing is learnt; set it behind each "
-         "step, or name another by --placeholder_token"},
+         "the text has no placeholder \"#\", so no step has a label; put it after each step, "
+         "or name another by --placeholder_token"},
         {"{\"t\": \"a#\", \"l\": [\"?\"]}", "l[0] is \"?\", which is none of --reward_tokens"},
         {"{\"t\": \"a##\", \"l\": [\"+\", \"+-\"]}",
-         "l[1] is \"+-\", which is 2 tokens, for a byte is one here; give one character of one "
-         "byte"},
+         "l[1] is \"+-\", which is 2 tokens, as without a tokenizer each byte is a token; "
+         "give one ASCII character"},
         {"{\"t\": \"a#\", \"l\": [null]}", "l[0] is null, but a token or a number is needed"},
         {"{\"t\": \"a##\", \"l\": [1, 1.25]}",
-         "l[1] is 1.25, but a share lies between 0 and 1"},
-        {"{\"t\": \"a#\", \"l\": [-0.25]}", "l[0] is -0.25, but a share lies between 0 and 1"},
+         "l[1] is 1.25, but a soft label must be from 0 to 1"},
+        {"{\"t\": \"a#\", \"l\": [-0.25]}", "l[0] is -0.25, but a soft label must be from 0 "
+                                            "to 1"},
         {"{\"t\": \"a#\", \"l\": \"+\"}",
          "\"l\" is text, but a list is needed, a label for each step"},
         {"{\"input_ids\": [65, 35, 66], \"labels\": [-100, 43, -100]}", "A #:+1 B"},

@@ -99,7 +99,7 @@ stored() { # STAGE TRAINER OPTIONS...
     # a bit that a disk has flipped is not trained on
     cp -r $out/$stage.kept $out/$stage.flipped; file=$out/$stage.flipped/reference.safetensors
     printf "\\x$(printf %02x $(($(od -An -t u1 -j $(($(header $file) + 9)) -N 1 $file) ^ 16)))" | dd of=$file bs=1 seek=$(($(header $file) + 9)) conv=notrunc 2>/dev/null
-    ! run $stage.flipped $trainer "$@" --precompute_ref --ckpt_path $out/$stage.flipped && grep -q '^error: .*reference.safetensors: its log-probs have the CRC-32 [0-9a-f]*, the file says [0-9a-f]*; remove the file and it is made anew' $out/$stage.flipped.log && [ ! -e $out/$stage.flipped/model.safetensors ] && ok "post_ref_${stage}_flipped" || fail "post_ref_${stage}_flipped" "$(tail -n 1 $out/$stage.flipped.log)"
+    ! run $stage.flipped $trainer "$@" --precompute_ref --ckpt_path $out/$stage.flipped && grep -q '^error: .*reference.safetensors: its log-probs have the CRC-32 [0-9a-f]*, but the file says [0-9a-f]*; remove the file, and it is made again' $out/$stage.flipped.log && [ ! -e $out/$stage.flipped/model.safetensors ] && ok "post_ref_${stage}_flipped" || fail "post_ref_${stage}_flipped" "$(tail -n 1 $out/$stage.flipped.log)"
     # what is stored is what is used: one number changed in the file, and its sum, changes the weights
     cp -r $out/$stage.kept $out/$stage.changed; file=$out/$stage.changed/reference.safetensors
     printf '\x00\x00\x00\x00\x00\x00\x24\xc0' | dd of=$file bs=1 seek=$(header $file) conv=notrunc 2>/dev/null
@@ -238,8 +238,8 @@ refuse ema_none dpo 'without a moving average' $shape --pretrain $out/sft $pairs
 refuse ema_beta dpo 'ema_beta' $pairs --enable_ema --ema_beta 1.5
 refuse ppo_label_key ppo 'no key "anwser"; set --label_key' ${prompts/label_key answer/label_key anwser} --reward_rule last_number
 sed 's/[0-9]//g' $out/arith.jsonl > $out/wordy.jsonl; { head -n 2 $out/arith.jsonl; tail -n +3 $out/wordy.jsonl; } > $out/half_wordy.jsonl
-refuse ppo_no_number ppo 'half_wordy.jsonl:3: the right answer holds no number, .* set --label_key' $prompts --prompt_data $out/half_wordy.jsonl --reward_rule last_number
-refuse ppo_eval_no_number ppo 'wordy.jsonl:1: the right answer holds no number' $prompts --eval_dataset $out/wordy.jsonl --reward_rule last_number
+refuse ppo_no_number ppo 'half_wordy.jsonl:3: the right answer has no number, .* set --label_key' $prompts --prompt_data $out/half_wordy.jsonl --reward_rule last_number
+refuse ppo_eval_no_number ppo 'wordy.jsonl:1: the right answer has no number' $prompts --eval_dataset $out/wordy.jsonl --reward_rule last_number
 refuse ppo_short ppo 'check --label_key and --prompt_max_len$' $prompts --reward_rule last_number --prompt_max_len 3
 refuse ppo_dataset ppo 'dataset is an option of sft,dpo,rm,kto,kd,prm,generate; this is ppo, give --prompt_data$' $prompts --reward_rule last_number --dataset x
 refuse ppo_critic_eps ppo 'critic.adam.eps is 0' $prompts --reward_rule last_number --critic.adam.eps 0
@@ -261,7 +261,7 @@ cp -r $out/sft $out/theta; sed -i 's/"rope_theta": 10000/"rope_theta": 20000/' $
 refuse ref_theta dpo 'reference model' $kept --ref_pretrain $out/theta
 refuse ref_device dpo 'attention cpu, any ranks, this run has reference' $kept --device reference
 refuse ref_layout dpo 'stripe ring on 2 ranks' $kept --layout stripe --ring_attn_size 2
-refuse ref_steps dpo '3 steps, this run has 4' $kept --max_steps 4
+refuse ref_steps dpo '3 steps, but this run has 4' $kept --max_steps 4
 for i in 1 2 3 4; do # alike in length, but the mismatched ones are not: max_len cuts those alone
     printf '{"question": "%s%d", "answer": "a", "label": true}\n{"question": "b", "answer": "%s%d", "label": false}\n' $(printf 'x%.0s' {1..60}) $i $(printf 'y%.0s' {1..60}) $i
 done > $out/uneven.jsonl
@@ -272,7 +272,7 @@ cp -r $out/sft $out/tokens; sed -i 's/"vocab_size": [0-9]*/"vocab_size": 300/' $
 refuse ref_vocab dpo 'vocabulary of 300' $shape --pretrain $out/sft $pairs --ref_pretrain $out/tokens
 refuse ref_simpo dpo 'precompute_ref' $kept --pref_loss simpo
 cp -r $out/dpo.kept $out/dpo.unsummed; LC_ALL=C sed -i 's/"crc32":/"crc_2":/' $out/dpo.unsummed/reference.safetensors
-refuse ref_unsummed dpo 'the file says nothing of it, as those of 0.2.0; remove the file' $kept --ckpt_path $out/dpo.unsummed
+refuse ref_unsummed dpo 'the file says none, as files of 0.2.0; remove the file' $kept --ckpt_path $out/dpo.unsummed
 cp -r $out/dpo.kept $out/dpo.torn; truncate -s -100 $out/dpo.torn/reference.safetensors
 refuse ref_torn dpo 'reference.safetensors' $kept --ckpt_path $out/dpo.torn
 mkdir -p $out/dpo.left; cp $out/dpo.torn/reference.safetensors $out/dpo.left/reference.safetensors.tmp.1

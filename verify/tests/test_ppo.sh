@@ -103,7 +103,7 @@ run head ${critic/--reward_pretrain*--rollout/--reward_rule last_number --rollou
 run alone $critic --micro_rollout_batch_size 1 --micro_train_batch_size 1 && run many $critic --micro_rollout_batch_size 12 --micro_train_batch_size 1 && weights_equal alone many && weights_equal alone critic && [ "$(first alone peak_bytes)" -lt "$(first many peak_bytes)" ] && ok ppo_micro_rollout || fail ppo_micro_rollout "$(first alone peak_bytes) bytes alone, $(first many peak_bytes) for 12"
 # evaluation with samples
 run sampled $group --max_steps 2 --eval_dataset $out/eval.jsonl --eval_temperature 0.8 --eval_n_samples_per_prompt 5 && run sampled.4 $group --max_steps 2 --eval_dataset $out/eval.jsonl --eval_temperature 0.8 --eval_n_samples_per_prompt 5 --ring_attn_size 4
-[ "$(metrics sampled)" = "$(metrics sampled.4)" ] && grep -q 'of 60 texts for held-out prompts are right' $out/sampled.log && weights_equal sampled sampled.4 && ok ppo_eval_samples || fail ppo_eval_samples "$(tail -n 1 $out/sampled.log)"
+[ "$(metrics sampled)" = "$(metrics sampled.4)" ] && grep -q 'of 60 texts for held-out prompts are correct' $out/sampled.log && weights_equal sampled sampled.4 && ok ppo_eval_samples || fail ppo_eval_samples "$(tail -n 1 $out/sampled.log)"
 # nothing has moved before the first update; where the sampler sums otherwise there is a pass, which is said
 first_step() { sed -nE 's/^first step: ratio exactly 1 for ([0-9]+) of ([0-9]+) tokens, KL against the reference exactly 0 for ([0-9]+)(; .*)?$/\1 \2 \3\4/p' $out/$1.log; }
 for name in sampled sampled.4; do
@@ -147,7 +147,7 @@ run further_normalized $critic --reward_pretrain $out/further --normalize_reward
 [ "$(grep -cE '"(mean|std)"' $out/measured/config.json)" = 2 ] && echo "$scores $(sed -nE 's/.*"mean":[[:space:]]*([-0-9.e+]*).*/\1/p' $out/measured/config.json) $(number mean)" | awk '{ d = $1 - $2; exit !(NF == 3 && d < 6e-6 && d > -6e-6 && $2 != $3) }' && run remeasured $critic --reward_pretrain $out/measured --normalize_reward && ok ppo_moments_anew || fail ppo_moments_anew "$scores $(grep -E 'mean|std' $out/measured/config.json | tr '\n' ' ')"
 # rewards whose sum over texts would overflow
 cp -r $out/rm $out/steep; sed -i 's/"std":[^}]*/"std": 1e-300/' $out/steep/config.json
-refuse reward_overflow 'text 0 of the rollout has a reward of -?[0-9.]*e\+[0-9]*, and sums over texts hold at most 1e\+100 each' critic --reward_pretrain $out/steep --normalize_reward
+refuse reward_overflow 'text 0 of the rollout has a reward of -?[0-9.]*e\+[0-9]*, but at most 1e\+100 each' critic --reward_pretrain $out/steep --normalize_reward
 refuse penalty_overflow 'text [0-9]* of the rollout has a reward of -1e\+308' group --generate_max_len 3 --stop_properly_penalty_coef -1e308 --ring_attn_size 2
 refuse k3 'contradicts kl_estimator k2' critic --use_kl_estimator_k3 --kl_estimator k2
 refuse eval_samples 'eval_n_samples_per_prompt is 3' group --eval_n_samples_per_prompt 3 --eval_dataset $out/eval.jsonl
@@ -159,7 +159,7 @@ refuse stop_endless 'stop_properly_penalty_coef is -inf, but it must be a finite
 refuse policy 'policy_loss_type' group --policy_loss_type best
 refuse ema 'ema_beta is 2' group --enable_ema --ema_beta 2
 refuse max_len 'max_len is 200, but prompt_max_len 160 . generate_max_len 48 are more tokens' group --max_len 200
-refuse cut_prompt 'truncation cut: a prompt that is cut asks something else' group --truncation cut
+refuse cut_prompt 'truncation cut: prompts are never cut' group --truncation cut
 refuse generator_group 'the group of the generator has 1 rank \(--vllm_num_engines x --vllm_tensor_parallel_size\), which ring_attn_size 2 does not divide' group --vllm_num_engines 1 --ring_attn_size 2 --actor_num_gpus_per_node 2
 refuse reference_group 'the group of the reference has 1 rank \(--ref_num_nodes x --ref_num_gpus_per_node\)' group --ref_num_gpus_per_node 1 --ring_attn_size 2
 build/train_rm $shape --num_attention_heads 2 --num_key_value_heads 1 --dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 12 --max_steps 1 --save_path $out/one_head >/dev/null 2>&1

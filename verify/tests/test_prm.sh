@@ -81,7 +81,7 @@ check prm_learns "$(tail -n 1 long.m)" awk '/eval_loss/ { split($0, a, "\"eval_a
 run adapters --dataset soft.jsonl --pretrain long --lora_rank 3 && run adapters.2 --dataset soft.jsonl --pretrain long --lora_rank 3 --ring_attn_size 2 --zero_stage 3 && cmp -s adapters/adapter_model.safetensors adapters.2/adapter_model.safetensors && [ "$(of adapters grad_norm)" != 0 ] && ok prm_adapters || fail prm_adapters "$(tail -n 1 adapters.2.log)"
 run half --dataset soft.jsonl --pretrain long --param_dtype bf16 && run half.2 --dataset soft.jsonl --pretrain long --param_dtype bf16 --ring_attn_size 2 && alike half half.2 && ok prm_bf16 || fail prm_bf16 "$(tail -n 1 half.2.log)"
 # a text that is cut loses its labels there
-begin cut $marks --dataset steps.jsonl --max_len 6 && begin cut.2 $marks --dataset steps.jsonl --max_len 6 --ring_attn_size 2 && alike cut cut.2 && grep -q ' [1-9][0-9]* cut, [1-9][0-9]* masked whole' cut.log && ok prm_cut || fail prm_cut "$(grep cut, cut.log)"
+begin cut $marks --dataset steps.jsonl --max_len 6 && begin cut.2 $marks --dataset steps.jsonl --max_len 6 --ring_attn_size 2 && alike cut cut.2 && grep -q ' [1-9][0-9]* cut, [1-9][0-9]* fully masked' cut.log && ok prm_cut || fail prm_cut "$(grep cut, cut.log)"
 
 # stopped after a step, and gone on elsewhere
 run whole --dataset steps.jsonl
@@ -120,25 +120,25 @@ if [ -z "$P" ]; then skip prm_tokens "no python has tokenizers and jinja2"; else
         line '{"input": "1*", "label": ["x"]}' tokens_unknown 'line.jsonl:1: label\[0\] is "x", which is none of --reward_tokens \+ -' "${make[@]}" --reward_tokens + -
         line '{"input": "1*", "label": ["xy"]}' tokens_long "line.jsonl:1: label\[0\]: 'xy' is 2 tokens" "${make[@]}"
         line '{"input": "1*2*", "label": ["+"]}' tokens_count "line.jsonl:1: 1 labels in \"label\" for 2 placeholders '\*'; give one for each" "${make[@]}"
-        line '{"input": "12", "label": []}' tokens_none "line.jsonl:1: the text holds no placeholder '\*'" "${make[@]}"
+        line '{"input": "12", "label": []}' tokens_none "line.jsonl:1: the text has no placeholder '\*'" "${make[@]}"
         line '{"input": "1*", "label": "+"}' tokens_list 'line.jsonl:1: "label" is "\+", but a list is needed' "${make[@]}"
         line '{"input": "1*", "label": [null]}' tokens_type 'label\[0\] is null, but a token or a number is needed' "${make[@]}"
-        line '{"input": "1*", "label": [0.5]}' tokens_marks 'label\[0\] is 0.5, a share of the first of two marks, but --reward_tokens names 3; name two' "${make[@]}" --reward_tokens a b c
-        line '{"input": "1*", "label": [1.01]}' tokens_high 'label\[0\] is 1.01, but a share lies between 0 and 1' "${make[@]}" --reward_tokens + -
-        line '{"input": "1*", "label": [-0.01]}' tokens_low 'label\[0\] is -0.01, but a share lies between 0 and 1' "${make[@]}" --reward_tokens + -
+        line '{"input": "1*", "label": [0.5]}' tokens_marks 'label\[0\] is 0.5, a soft label \(the probability of the first of two tokens\), but --reward_tokens names 3; name two' "${make[@]}" --reward_tokens a b c
+        line '{"input": "1*", "label": [1.01]}' tokens_high 'label\[0\] is 1.01, but a soft label must be from 0 to 1' "${make[@]}" --reward_tokens + -
+        line '{"input": "1*", "label": [-0.01]}' tokens_low 'label\[0\] is -0.01, but a soft label must be from 0 to 1' "${make[@]}" --reward_tokens + -
         line '{"input": "1*", "label": [NaN]}' tokens_nan 'NaN' "${make[@]}" --reward_tokens + -
         line '{"input": "1*", "label": ["+"]}' tokens_one 'reward_tokens \+ are 1; give 2 to 16' "${make[@]}" --reward_tokens +
         line '{"input": "1*", "label": ["+"]}' tokens_many 'are 17; give 2 to 16' "${make[@]}" --reward_tokens a b c d e f g h i j k l m n o p q
         line '{"input": "1*", "label": ["+"]}' tokens_twice 'reward_tokens \+ - \+ are not all different' "${make[@]}" --reward_tokens + - +
         line '{"input": "1*", "label": ["+"]}' tokens_template '--apply_chat_template shapes prompts and responses' "${make[@]}" --apply_chat_template
         line '{"input": "1*", "label": ["+"]}' tokens_output '--output_key shapes prompts' "${make[@]}" --output_key y
-        line '{"input": "1*", "label": ["+"]}' tokens_cut_both '--truncation cut_both is of a prompt and a response' "${make[@]}" --truncation cut_both
+        line '{"input": "1*", "label": ["+"]}' tokens_cut_both '--truncation cut_both needs a prompt and a response' "${make[@]}" --truncation cut_both
         refuse tokens_other_kind '--placeholder_token is for --kind steps, not for sft; leave it out' "${make[@]}" --kind sft --dataset steps.jsonl --placeholder_token '*'
-        refuse tokens_no_placeholder 'there is no placeholder; name the token behind each step' "${make[@]}" --dataset steps.jsonl
-        refuse tokens_trainer 't_steps4.tokens: is of kind steps, for train_prm; --kind sft is needed here' "$B/train_sft" $shape --pretrain "$F/words" --dataset t_steps4.tokens --save_path refused
-        refuse tokens_marks_differ '--reward_tokens is \+ x, but t_steps4.tokens was made with \+ -; make it anew' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --reward_tokens + x --save_path refused
-        refuse tokens_placeholder_differs '--placeholder_token is x, but t_steps4.tokens was made with \*; make it anew' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --placeholder_token x --save_path refused
-        refuse tokens_eval 't_soft4.tokens: was made with other --reward_tokens than t_steps4.tokens; make it anew' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --eval_dataset t_soft4.tokens --save_path refused
+        refuse tokens_no_placeholder 'no placeholder token; give the token after each step' "${make[@]}" --dataset steps.jsonl
+        refuse tokens_trainer 't_steps4.tokens: is of kind steps, for train_prm; make one of --kind sft' "$B/train_sft" $shape --pretrain "$F/words" --dataset t_steps4.tokens --save_path refused
+        refuse tokens_marks_differ '--reward_tokens is \+ x, but t_steps4.tokens was made with \+ -; make it again' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --reward_tokens + x --save_path refused
+        refuse tokens_placeholder_differs '--placeholder_token is x, but t_steps4.tokens was made with \*; make it again' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --placeholder_token x --save_path refused
+        refuse tokens_eval 't_soft4.tokens: was made with other --reward_tokens than t_steps4.tokens; make it again' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --eval_dataset t_soft4.tokens --save_path refused
         refuse tokens_text 'is text, and .*words has a tokenizer.*those: python3 demos/prepare.py --kind steps .*--placeholder_token' "$B/train_prm" $shape --pretrain "$F/words" --dataset steps.jsonl $marks --save_path refused
     }
     token_rows
@@ -149,20 +149,20 @@ told() { local name=$1 pattern=$2 text=$3; shift 3; printf '%s\n' "$text" >line.
 two="--reward_tokens + -"
 told count 'line.jsonl:1: 1 labels in "label" for 2 placeholders "\*"; give one for each' '{"input": "1*2*", "label": ["+"]}' $two
 told count_high 'line.jsonl:1: 2 labels in "label" for 1 placeholders "\*"; give one for each' '{"input": "1*2", "label": ["+", "+"]}' $two
-told none 'line.jsonl:1: the text holds no placeholder "\*", behind which nothing is learnt' '{"input": "12", "label": []}' $two
+told none 'line.jsonl:1: the text has no placeholder "\*", so no step has a label' '{"input": "12", "label": []}' $two
 told unknown 'line.jsonl:1: label\[1\] is "x", which is none of --reward_tokens' '{"input": "1*2*", "label": ["+", "x"]}' $two
-told long 'line.jsonl:1: label\[0\] is "xy", which is 2 tokens, for a byte is one here; give one character of one byte' '{"input": "1*", "label": ["xy"]}'
+told long 'line.jsonl:1: label\[0\] is "xy", which is 2 tokens, as without a tokenizer each byte is a token; give one ASCII character' '{"input": "1*", "label": ["xy"]}'
 told empty 'line.jsonl:1: label\[0\] is "", which is 0 tokens' '{"input": "1*", "label": [""]}'
-told number_marks 'label\[0\] is 0.5, a share of the first of two marks, but --reward_tokens names 3; name two' '{"input": "1*", "label": [0.5]}' --reward_tokens + - x
-told number_alone 'label\[0\] is 1, a share of the first of two marks, but --reward_tokens names 0; name two' '{"input": "1*", "label": [true]}'
-told high 'label\[0\] is 1.01, but a share lies between 0 and 1' '{"input": "1*", "label": [1.01]}' $two
-told low 'label\[0\] is -0.01, but a share lies between 0 and 1' '{"input": "1*", "label": [-0.01]}' $two
+told number_marks 'label\[0\] is 0.5, a soft label \(the probability of the first of two tokens\), but --reward_tokens names 3; name two' '{"input": "1*", "label": [0.5]}' --reward_tokens + - x
+told number_alone 'label\[0\] is 1, a soft label \(the probability of the first of two tokens\), but --reward_tokens names 0; name two' '{"input": "1*", "label": [true]}'
+told high 'label\[0\] is 1.01, but a soft label must be from 0 to 1' '{"input": "1*", "label": [1.01]}' $two
+told low 'label\[0\] is -0.01, but a soft label must be from 0 to 1' '{"input": "1*", "label": [-0.01]}' $two
 told type 'label\[0\] is null, but a token or a number is needed' '{"input": "1*", "label": [null]}' $two
 told list 'line.jsonl:1: "label" is text, but a list is needed, a label for each step' '{"input": "1*", "label": "+"}' $two
 told no_label 'line.jsonl:1: no key "label"; set --label_key' '{"input": "1*"}' $two
 told no_input 'line.jsonl:1: no key "input"; set --input_key' '{"text": "1*", "label": ["+"]}' $two
-told placeholder '--placeholder_token: "\*\*" is 2 tokens, for a byte is one here' '{"input": "1*", "label": ["+"]}' --placeholder_token '**'
-told one_mark '--reward_tokens \+ leaves no choice; give 2 to 16' '{"input": "1*", "label": ["+"]}' --reward_tokens +
+told placeholder '--placeholder_token: "\*\*" is 2 tokens, as without a tokenizer each byte is a token' '{"input": "1*", "label": ["+"]}' --placeholder_token '**'
+told one_mark '--reward_tokens \+ is only one token; give 2 to 16' '{"input": "1*", "label": ["+"]}' --reward_tokens +
 told mark_twice '--reward_tokens names "\+" twice' '{"input": "1*", "label": ["+"]}' --reward_tokens + - +
 told many_marks '--reward_tokens are more than 16; give 2 to 16' '{"input": "1*", "label": ["+"]}' --reward_tokens a b c d e f g h i j k l m n o p q
 told long_mark '--reward_tokens: "ab" is 2 tokens' '{"input": "1*", "label": ["+"]}' --reward_tokens ab -
@@ -173,7 +173,7 @@ told ids_negative 'labels\[1\] is -1; give an id, or -100' '{"input_ids": [1, 2]
 told ids_high 'labels\[1\] is 259, but it must be a whole number from -100 to 258' '{"input_ids": [1, 2], "labels": [-100, 259]}'
 told ids_padding 'supervises padding' '{"input_ids": [1, 2], "labels": [43, 43], "attention_mask": [1, 0]}' $two
 told short 'no label is left .*; raise --max_len' '{"input": "1234*", "label": ["+"]}' $two --max_len 4
-refuse no_placeholder 'there is no placeholder; name the token behind each step by --placeholder_token' "$B/train_prm" $shape --dataset steps.jsonl --save_path refused
-refuse cut_both '--truncation cut_both is of a prompt and a response, but steps have one text; give cut or drop' "$B/train_prm" $shape $marks --dataset steps.jsonl --truncation cut_both --save_path refused
+refuse no_placeholder 'no placeholder token; give the token after each step by --placeholder_token' "$B/train_prm" $shape --dataset steps.jsonl --save_path refused
+refuse cut_both '--truncation cut_both needs a prompt and a response, but train_prm has a single text; give cut or drop' "$B/train_prm" $shape $marks --dataset steps.jsonl --truncation cut_both --save_path refused
 refuse other_marks 'data|reward_tokens' "$B/train_prm" $shape --placeholder_token '*' --reward_tokens - + --dataset steps.jsonl --ckpt_path kept --load_checkpoint --save_path refused
 end

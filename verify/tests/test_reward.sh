@@ -78,20 +78,20 @@ refuse short '23 rewards for 24 texts' --ring_attn_size 4
 refuse long '25 rewards for 24 texts'
 refuse null 'rewards\[1\] is null' --ring_attn_size 2
 refuse text 'rewards\[1\] is text'
-refuse nan 'no JSON from byte 16 .*: NaN' --ring_attn_size 2
-refuse garbage 'no JSON from byte 0 of 17'
-refuse empty 'no JSON .*\(empty\)'
+refuse nan 'not JSON from byte 16 .*: NaN' --ring_attn_size 2
+refuse garbage 'not JSON from byte 0 of 17'
+refuse empty 'not JSON .*\(empty\)'
 refuse keyless '"rewards" is missing'
-refuse twice '"rewards" stands there twice'
-refuse behind 'no JSON from byte 17 of 25 on: and more'
-refuse mail 'does not speak HTTP .*; look at the host and the port' --ring_attn_size 2
+refuse twice 'has the key "rewards" twice'
+refuse behind 'not JSON from byte 17 of 25 on: and more'
+refuse mail 'does not speak HTTP .*; check the host and the port' --ring_attn_size 2
 refuse endless 'longer than'
 refuse 500 'HTTP status 500 in 2 tries, with: out of order' --ring_attn_size 2
 refuse 404 'HTTP status 404 in 1 try,'
 for mode in "infinite inf" "huge 1e+308"; do # the sum of two of the latter is no number
     serve ${mode% *}
     base="${base/rollout_batch_size 12/rollout_batch_size 3}" run refused --remote_rm_url $url --train_batch_size 6; code=$?
-    [ $code -eq 1 ] && grep -qF "rewards[1] is ${mode#* }; it cannot be trained on" $out/refused.log && [ ! -e $out/refused/model.safetensors ] && ok "refuse_${mode% *}" || fail "refuse_${mode% *}" "exit code $code: $(tail -n 1 $out/refused.log)"
+    [ $code -eq 1 ] && grep -qF "rewards[1] is ${mode#* }, which cannot be trained on" $out/refused.log && [ ! -e $out/refused/model.safetensors ] && ok "refuse_${mode% *}" || fail "refuse_${mode% *}" "exit code $code: $(tail -n 1 $out/refused.log)"
     stop
 done
 # nobody there: the port of a server that is gone

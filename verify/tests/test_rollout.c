@@ -95,29 +95,28 @@ static void test_question(void) {
 static void test_answers(void) {
     static const struct {
         const char *answer, *wrong;
-    } cases[] = {
-        {"{\"rewards\": [1, -2.5e0]}", NULL},
-        {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
-        {"{\"rewards\": [1]}", "1 rewards for 2 texts"},
-        {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"},
-        {"{\"rewards\": []}", "0 rewards"},
-        {"{\"rewards\": [1, null]}", "rewards[1] is null"},
-        {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"},
-        {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
-        {"{\"rewards\": [1, true]}", "rewards[1] is true or false"},
-        {"{\"rewards\": [1, NaN]}", "no JSON from byte 16"},
-        {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
-        {"{\"rewards\": 1}", "\"rewards\" is a number"},
-        {"[1, 2]", "\"rewards\" is missing"},
-        {"7", "\"rewards\" is missing"},
-        {"", "(empty)"},
-        {"<html>", "no JSON from byte 0"},
-        {"{\"rewards\": [1, 2]", "no JSON from byte"},
-        {"{\"rewards\": [1, 2]} \n", NULL},
-        {"{\"rewards\": [1, 2]} x", "no JSON from byte 20 of 21 on: x; "},
-        {"{\"rewards\": [1, 2], \"rewards\": [1, 2]}", "key \"rewards\" stands there twice"},
-        {"{\"rewards\": [1e100, -1e100]}", NULL},
-        {"{\"rewards\": [1.1e100, 1]}", "rewards[0] is 1.1e+100"}};
+    } cases[] = {{"{\"rewards\": [1, -2.5e0]}", NULL},
+                 {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
+                 {"{\"rewards\": [1]}", "1 rewards for 2 texts"},
+                 {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"},
+                 {"{\"rewards\": []}", "0 rewards"},
+                 {"{\"rewards\": [1, null]}", "rewards[1] is null"},
+                 {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"},
+                 {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
+                 {"{\"rewards\": [1, true]}", "rewards[1] is true or false"},
+                 {"{\"rewards\": [1, NaN]}", "not JSON from byte 16"},
+                 {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
+                 {"{\"rewards\": 1}", "\"rewards\" is a number"},
+                 {"[1, 2]", "\"rewards\" is missing"},
+                 {"7", "\"rewards\" is missing"},
+                 {"", "(empty)"},
+                 {"<html>", "not JSON from byte 0"},
+                 {"{\"rewards\": [1, 2]", "not JSON from byte"},
+                 {"{\"rewards\": [1, 2]} \n", NULL},
+                 {"{\"rewards\": [1, 2]} x", "not JSON from byte 20 of 21 on: x; "},
+                 {"{\"rewards\": [1, 2], \"rewards\": [1, 2]}", "key \"rewards\" occurs twice"},
+                 {"{\"rewards\": [1e100, -1e100]}", NULL},
+                 {"{\"rewards\": [1.1e100, 1]}", "rewards[0] is 1.1e+100"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double rewards[2] = {10, 10};
         demo_error error = {""};
@@ -516,8 +515,8 @@ static void test_compared(void) {
         test_expect(!group_advantages(&error, got, rewards, 2, kinds[k], 0.5), "a pair");
         test_expect(group_advantages(&error, got, rewards, 1, kinds[k], 0.5) ==
                             SEQPAR_ERR_OPTION &&
-                        !strcmp(error.text, "a group has 1 responses; comparing them needs at "
-                                            "least 2: raise n_samples_per_prompt"),
+                        !strcmp(error.text, "a group has 1 responses, but the advantage "
+                                            "compares at least 2; raise n_samples_per_prompt"),
                     "%s", error.text);
     }
     test_end("group_advantages");
@@ -654,9 +653,9 @@ static void test_file_texts(void) {
     arrput(first.documents, documents[1]);
     test_expect(demo_answers_there(&first, "there", &error) &&
                     !strcmp(error.text,
-                            "there: the right answer 2, 'xy', holds no number, but texts are "
-                            "compared with its last one; make the file anew with a --label_key "
-                            "whose text holds one"),
+                            "there: the right answer 2, 'xy', has no number, but responses "
+                            "are compared with its last number; make the file again with a "
+                            "--label_key whose text has a number"),
                 "%s", error.text);
     arrfree(first.documents);
     int32_t bytes[] = {DEMO_BOS, 'q', '4', '2', DEMO_EOS};
@@ -1192,13 +1191,13 @@ static void test_right_said(void) {
          {3, 3},
          0.375,
          "{\"rollout\": 5, \"eval_exact\": 0.375, \"eval_pass\": 0.375, \"eval_prompts\": 8}\n",
-         "after 5 rollouts: 3 of 8 held-out prompts answered rightly (37.5 %)\n"},
+         "after 5 rollouts: 3 of 8 held-out prompts answered correctly (37.5 %)\n"},
         {4,
          {20, 6},
          0.625,
          "{\"rollout\": 5, \"eval_exact\": 0.625, \"eval_pass\": 0.75, \"eval_prompts\": 8}\n",
-         "after 5 rollouts: 20 of 32 texts for held-out prompts are right (62.5 %), 6 of "
-         "8 prompts have one\n"}};
+         "after 5 rollouts: 20 of 32 texts for held-out prompts are correct (62.5 %), 6 of 8 "
+         "prompts have a correct one\n"}};
     for (int i = 0; i < 2; i++) {
         four f;
         four_new(&f);
@@ -1317,7 +1316,7 @@ static void test_rollouts_loaded(void) {
             test_expect(
                 !strcmp(f.error.text,
                         "the checkpoint in there says that 9 prompts were drawn and the KL "
-                        "coefficient is 0.5, which cannot be; take another"),
+                        "coefficient is 0.5, which is impossible; take another"),
                 "%s", f.error.text);
         four_free(&f);
     }
@@ -1348,8 +1347,8 @@ static void test_used_up(void) {
             !strcmp(said_end(), f.world.rank
                                     ? ""
                                     : "notice: all 40 prompts are used up after 7 of 9 "
-                                      "rollouts, 2 more with mean rewards inside (0.25, 0.75) "
-                                      "are too few for another\n"),
+                                      "rollouts; the 2 left with mean rewards inside (0.25, "
+                                      "0.75) are too few for another\n"),
             "rank %d: %s", (int)f.world.rank, text_said);
         free(text_said);
     }

@@ -65,7 +65,7 @@ fresh guest; latest guest 2; echo mine > $(ckpt guest)/global_step2/notes
 run guest --max_steps 6 --save_steps 1 --max_ckpt_num 1 --load_checkpoint && [ "$(names $(ckpt guest))" = "global_step2 global_step6 latest " ] && ok runs_own_file_kept || fail runs_own_file_kept "$(names $(ckpt guest)) $(why guest)"
 # without a manifest nobody knows what the files should be
 fresh old; rm $(ckpt old)/*/manifest.json; before=$(find $(ckpt old) -type f -exec cksum {} + | sort | cksum)
-refused runs_without_manifest old 'global_step6 in ckpt_path is damaged, and no other there is whole; .*manifest.json is missing \(0.1.0 wrote none\)' --max_steps 7 --load_checkpoint
+refused runs_without_manifest old 'global_step6 in ckpt_path is damaged, and so are all others there; .*manifest.json is missing \(0.1.0 wrote none\)' --max_steps 7 --load_checkpoint
 [ "$before" = "$(find $(ckpt old) -type f -exec cksum {} + | sort | cksum)" ] && ok runs_without_manifest_kept || fail runs_without_manifest_kept "$(names $(ckpt old))"
 # one whose files are not what was written is passed over, by name, for the one before; the run ends with the same weights
 damaged() { # NAME WHAT SENTENCE [RUN]: the newest checkpoint of a run is damaged by WHAT, a command that is given its folder
@@ -79,8 +79,8 @@ damaged tail 'truncate -s -8 optimizer.safetensors' 'optimizer.safetensors has [
 damaged hole 'rm config.json' 'config.json cannot be read: No such file or directory'
 damaged other 'cp ../global_step4/model.safetensors .' 'model.safetensors has the CRC-32 [0-9a-f]*, its manifest says [0-9a-f]*'
 damaged list 'echo nonsense > manifest.json' 'manifest.json lists no files'
-damaged unlisted 'rm manifest.json' 'manifest.json is missing \(0.1.0 wrote none\), so nothing says whether the files are those that were written'
-damaged emptied 'manifest . "files.clear()"' 'manifest.json does not list config.json, so nothing says whether it is what was written'
+damaged unlisted 'rm manifest.json' 'manifest.json is missing \(0\.1\.0 wrote none\), so the files cannot be checked'
+damaged emptied 'manifest . "files.clear()"' 'manifest.json does not list config.json, so it is unknown whetherit is what was written'
 damaged thinned 'manifest . "del files[\"model.safetensors\"]"' 'manifest.json does not list model.safetensors, so nothing says whether it is what was written'
 damaged whole_other 'cp ../global_step4/* .' 'manifest.json is of step 4 of the run [0-9a-f]{16}, its folder of step 6 of the run [0-9a-f]{16}'
 damaged half_named 'manifest . "del m[\"step\"]"' 'manifest.json is of step .* of the run [0-9a-f]{16}, its folder of step 6 of the run [0-9a-f]{16}'
@@ -88,7 +88,7 @@ damaged half_named 'manifest . "del m[\"step\"]"' 'manifest.json is of step .* o
 damaged run 'tr 0-9a-f 1-9a-f0 <run >run.new; mv run.new run' 'run has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}'
 damaged run_of_before 'for step in ../*/; do manifest $step "m.pop(\"run\"); m.pop(\"step\")"; done; tr 0-9a-f 1-9a-f0 <run >run.new; mv run.new run' 'run has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}'
 fresh damaged_all; truncate -s -8 $(ckpt damaged_all)/*/model.safetensors
-refused runs_damaged_all damaged_all 'global_step6 in ckpt_path is damaged, and no other there is whole; remove the folder and train anew \(.*global_step6/model.safetensors has .* bytes, its manifest says ' --max_steps 7 --load_checkpoint
+refused runs_damaged_all damaged_all 'global_step6 in ckpt_path is damaged, and so are all others there; remove the folder and start training again \(.*global_step6/model.safetensors has .* bytes, its manifest says ' --max_steps 7 --load_checkpoint
 # 0.2.0's manifests name neither run nor step
 fresh of_before; for step in $(ckpt of_before)/*/; do manifest $step 'm.pop("run"); m.pop("step")'; done
 run of_before --max_steps 7 --load_checkpoint && equal of_before seven && ok runs_of_before || fail runs_of_before "$(why of_before)"
@@ -109,31 +109,31 @@ damaged shard_unlisted 'manifest . "del files[\"shard-00002-of-00003.safetensors
 # a shard says of which run and step it is, whatever the manifest says; those of 0.2.0 do not
 fresh unlisted shards; six=$(ckpt unlisted)/global_step6 two=shard-00002-of-00003.safetensors
 cp $(ckpt unlisted)/global_step4/$two $six; manifest $six "seal('$two')"
-refused runs_shard_of_another_step unlisted "$two is of the step 4, the checkpoint of the step 6; put its own file there, or take another checkpoint" --max_steps 7 --load_checkpoint
+refused runs_shard_of_another_step unlisted "$two belongs to step 4, but the checkpoint to step 6; restore the checkpoint's file, or take another checkpoint" --max_steps 7 --load_checkpoint
 cp $(ckpt async)/global_step6/$two $six; manifest $six "seal('$two')"
-refused runs_shard_of_another_run unlisted "$two is of the run [0-9a-f]{16}, the checkpoint of the run [0-9a-f]{16}" --max_steps 7 --load_checkpoint
+refused runs_shard_of_another_run unlisted "$two belongs to run [0-9a-f]{16}, but the checkpoint to run [0-9a-f]{16}" --max_steps 7 --load_checkpoint
 fresh shards_before shards; for file in $(ckpt shards_before)/*/shard-*; do LC_ALL=C sed -i 's/"run":"/"rum":"/; s/"step":"/"stop":"/' $file; manifest ${file%/*} "seal('${file##*/}'); m.pop('run', 0); m.pop('step', 0)"; done
 run shards_before --max_steps 7 --load_checkpoint --data_parallel_size 2 && equal shards_before seven && ok runs_shards_of_before || fail runs_shards_of_before "$(why shards_before)"
 cp $shards/global_step6/$two $(ckpt shards_before)/global_step6; manifest $(ckpt shards_before)/global_step6 "seal('$two')"
-refused runs_shards_mixed shards_before "$two is of the run [0-9a-f]{16}, the checkpoint of the run " --max_steps 7 --load_checkpoint
+refused runs_shards_mixed shards_before "$two belongs to run [0-9a-f]{16}, but the checkpoint to run " --max_steps 7 --load_checkpoint
 fresh unlisted shards; (cd $six; cp shard-00001-of-00003.safetensors $two); manifest $six "seal('$two')"
-refused runs_shard_twice unlisted 'the shards in .*global_step6 have model\..* up to its element [0-9]+ of [0-9]+; they are of another model, or one of them is missing' --max_steps 7 --load_checkpoint
+refused runs_shard_twice unlisted 'the shards in .*global_step6 have model\..* only up to its element [0-9]+ of [0-9]+; they are of another model, or one of them is missing; take another checkpoint' --max_steps 7 --load_checkpoint
 rm $six/$two; manifest $six "del files['$two']"
 refused runs_shard_missing unlisted 'shard-00002-of-00003.safetensors' --max_steps 7 --load_checkpoint
 refused runs_shard_of_a_larger_model shards 'hidden_size' --max_steps 7 --load_checkpoint --hidden_size 48
 # which one to go on from
 fresh others; rm -r $(ckpt others)/global_step4; cp -r $(ckpt async)/global_step4 $(ckpt others)/
 truncate -s -8 $(ckpt others)/global_step2/model.safetensors; truncate -s -8 $(ckpt others)/global_step6/model.safetensors
-refused runs_damaged_others others 'global_step6 in ckpt_path is damaged, and no one before it is known to be of its run; whole are global_step4: write one of these names into the file latest to go on from it' --max_steps 7 --load_checkpoint
+refused runs_damaged_others others 'global_step6 in ckpt_path is damaged, and no earlier checkpoint is known to be of the same run; undamaged are global_step4: write one of these names into the file latest to go on from it' --max_steps 7 --load_checkpoint
 latest others 4; run others --max_steps 7 --load_checkpoint && equal others seven && ok runs_damaged_others_mended || fail runs_damaged_others_mended "$(why others)"
 fresh unknown; rm -r $(ckpt unknown)/global_step4; cp -r $(ckpt async)/global_step4 $(ckpt unknown)/; manifest $(ckpt unknown)/global_step6 'm.pop("run"); m.pop("step")'; echo nobody >$(ckpt unknown)/global_step6/run
-refused runs_damaged_unknown unknown 'global_step6 in ckpt_path is damaged, and no one before it is known to be of its run; whole are global_step4, global_step2: write' --max_steps 7 --load_checkpoint
+refused runs_damaged_unknown unknown 'global_step6 in ckpt_path is damaged, and no earlier checkpoint is known to be of the same run; undamaged are global_step4, global_step2: write' --max_steps 7 --load_checkpoint
 fresh dangling; truncate -s -100 $(ckpt dangling)/global_step6/model.safetensors; latest dangling 5
-refused runs_latest_dangling dangling 'latest names global_step5, which is not there; the newest whole one is global_step4' --max_steps 6 --load_checkpoint
+refused runs_latest_dangling dangling 'latest names global_step5, which does not exist; the newest undamaged one is global_step4' --max_steps 6 --load_checkpoint
 rm $(ckpt dangling)/latest
-refused runs_latest_missing dangling 'latest is missing; the newest whole one is global_step4: write that name' --max_steps 6 --load_checkpoint
+refused runs_latest_missing dangling 'latest is missing; the newest undamaged one is global_step4: write that name' --max_steps 6 --load_checkpoint
 echo newest > $(ckpt dangling)/latest
-refused runs_latest_other dangling 'latest names no checkpoint; the newest whole one is global_step4' --max_steps 6 --load_checkpoint
+refused runs_latest_other dangling 'latest names no checkpoint; the newest undamaged one is global_step4' --max_steps 6 --load_checkpoint
 echo global_step4 > $(ckpt dangling)/latest # as an editor leaves it, with a new line
 run dangling --max_steps 6 --load_checkpoint && equal dangling six && ok runs_latest_mended || fail runs_latest_mended "$(why dangling)"
 # what a killed run leaves
@@ -146,7 +146,7 @@ run nothing --max_steps 6 --load_checkpoint --metrics_path $out/nothing.jsonl &&
 [ "$(names $out/nothing)" = "config.json model.safetensors " ] && ok runs_no_trace || fail runs_no_trace "$(names $out/nothing)"
 json() { python3 -c 'import json, sys; json.loads(sys.stdin.read(), parse_constant=lambda c: sys.exit(c))' 2>/dev/null <<<"$1" || { ! command -v python3 >/dev/null && ! grep -qE '[ :](-?nan|-?inf)' <<<"$1"; }; }
 fresh done
-run done --max_steps 6 --load_checkpoint --json --eval_dataset $out/arith.jsonl && equal done six && grep -q '^notice: nothing is left to train, step 6 of 6 is done' $out/done.log && line=$(grep '^{' $out/done.log) && json "$line" && grep -q '"loss_last": null.*"eval_loss": [1-9]' <<<"$line" && ok runs_done || fail runs_done "$(tail -n 1 $out/done.log)"
+run done --max_steps 6 --load_checkpoint --json --eval_dataset $out/arith.jsonl && equal done six && grep -q '^notice: training is complete, step 6 of 6 is done' $out/done.log && line=$(grep '^{' $out/done.log) && json "$line" && grep -q '"loss_last": null.*"eval_loss": [1-9]' <<<"$line" && ok runs_done || fail runs_done "$(tail -n 1 $out/done.log)"
 run done --max_steps 6 --load_checkpoint && grep -q '^nothing to train: step 6 of 6 is done' $out/done.log && ! grep -q nan $out/done.log && ok runs_done_text || fail runs_done_text "$(tail -n 1 $out/done.log)"
 rm $out/done/model.safetensors
 refused runs_past_end done 'is of step 6, this run ends after step 4; raise --max_steps' --max_steps 4 --load_checkpoint
@@ -205,7 +205,7 @@ run run_name --max_steps 7 --load_checkpoint && grep -q '^notice: .*global_step6
 # one of an earlier 0.2.0 has chunks of rows in the place of cells: weights, moments and step are taken, in other sums from there on
 run cells --max_steps 6 --save_steps 4 --cell 100; fresh chunks cells; latest chunks 4
 LC_ALL=C sed -i 's/"cell":"100"/"chunks":"8"/' $(ckpt chunks)/global_step4/optimizer.safetensors; manifest $(ckpt chunks)/global_step4 'seal("optimizer.safetensors")'
-run chunks $resume && grep -q '^notice: .*global_step4/optimizer.safetensors is of 0.2.0, whose sums followed rows; from here on they follow documents, in another order$' $out/chunks.log && [ -e $out/chunks/model.safetensors ] && ! equal chunks cells && ok runs_chunks_of_rows || fail runs_chunks_of_rows "$(tail -n 1 $out/chunks.log)"
+run chunks $resume && grep -q '^notice: .*global_step4/optimizer.safetensors was written by 0.2.0, which summed gradients by rows; from here on they are summed by documents, so their last bits can differ$' $out/chunks.log && [ -e $out/chunks/model.safetensors ] && ! equal chunks cells && ok runs_chunks_of_rows || fail runs_chunks_of_rows "$(tail -n 1 $out/chunks.log)"
 # other data, as many documents: another word, another order, another reading
 fresh data; latest data 4; tac $out/arith.jsonl > $out/order.jsonl; sed '7s/How many/How  any/' $out/arith.jsonl > $out/word.jsonl
 for other in order word; do refused runs_other_$other data "was trained on other data than $out/$other.jsonl" $resume --dataset $out/$other.jsonl; done
@@ -240,7 +240,7 @@ tuned rm rm --pretrain $out/six --max_steps 3 --load_checkpoint --value_head_pre
 tuned dpo dpo --pretrain $out/six --max_steps 3 --load_checkpoint && ok runs_same_reference || fail runs_same_reference "$(tail -n 1 $out/dpo.log)"
 mkdir $out/pool
 tuned off_dpo dpo --pretrain $out/six --max_steps 2 && tuned off_rm rm --pretrain $out/six --max_steps 1 && tuned off_ref dpo --pretrain $out/six --max_steps 2 --ref_offload --offload_path $out/pool --ring_attn_size 2 --zero_stage 1 && equal off_ref off_dpo && ok runs_ref_offload || fail runs_ref_offload "$(tail -n 1 $out/off_ref.log)"
-tuned noise dpo --max_steps 1 && [ "$(grep -c '^notice: without --pretrain a model with random weights is trained' $out/noise.log)" = 1 ] && ! grep -q 'random weights' $out/dpo.log && ok runs_noise || fail runs_noise "$(head -n 1 $out/noise.log)"
+tuned noise dpo --max_steps 1 && [ "$(grep -c '^notice: without --pretrain a new model with random weights is trained' $out/noise.log)" = 1 ] && ! grep -q 'random weights' $out/dpo.log && ok runs_noise || fail runs_noise "$(head -n 1 $out/noise.log)"
 sed 's/"wrong": "[^"]*"/"label": true/' $out/arith.jsonl | awk 'NR % 2 { sub(/true/, "false") } 1' > $out/labels.jsonl; sed '3s/"label": false/"label": true/' $out/labels.jsonl > $out/relabelled.jsonl
 pairs="$keys $model --pretrain $out/six"
 tuned kto kto --dataset $out/labels.jsonl --max_steps 2 --save_steps 1; code=$?
@@ -269,7 +269,7 @@ run off_big $big || fail runs_off_big "$(why off_big)"
 (ulimit -d 220000; run off_limit $big $off) && equal off_limit off_big && ok runs_limit_with_offload || fail runs_limit_with_offload "$(why off_limit)"
 (ulimit -f 2000; run off_full $big $off); [ $? -eq 1 ] && grep -qE '^error: [0-9]+ bytes to offload cannot be written to a file in .*pool: File too large; give another folder, or none' $out/off_full.log && ok runs_offload_full || fail runs_offload_full "$(tail -n 1 $out/off_full.log)"
 refused runs_offload_nowhere off_bad 'offload_path .*/nowhere is no folder that can be written to' --max_steps 1 --adam_offload --offload_path $out/nowhere
-refused runs_offload_stage off_bad 'param_offload is for weights at their owners alone, and zero_stage is 2; add --zero_stage 3' --max_steps 1 --param_offload
+refused runs_offload_stage off_bad 'param_offload needs sharded weights, but zero_stage is 2; add --zero_stage 3' --max_steps 1 --param_offload
 ppo off_ppo --max_steps 7 --adam_offload --param_offload --zero_stage 3 --ref_reward_offload --offload_path $out/pool --data_parallel_size 2 && equal off_ppo whole && ok runs_ppo_offload || fail runs_ppo_offload "$(tail -n 1 $out/off_ppo.log)"
 scored="--max_steps 2 --reward_pretrain $out/off_rm"
 prompts=${prompts/--reward_rule last_number/}; ppo scored $scored && ppo off_scored $scored --ref_reward_offload --ring_attn_size 2 && equal off_scored scored && ok runs_reward_offload || fail runs_reward_offload "$(tail -n 1 $out/scored.log) $(tail -n 1 $out/off_scored.log)"
@@ -314,41 +314,41 @@ if [ -w /dev/full ]; then
     refused runs_metrics_full full 'cannot write /dev/full: No space left' --metrics_path /dev/full --max_steps 6
     grep -q '^stopped after step 1; go on with --load_checkpoint' $out/full.log && run full --max_steps 6 --load_checkpoint && equal full six && ok runs_metrics_full_kept || fail runs_metrics_full_kept "$(why full)"
     $build/train_sft $base --save_path $out/kept --max_steps 1 --json >/dev/full 2>$out/kept.log; code=$?
-    [ $code -eq 1 ] && grep -q '^error: cannot write the closing figures: No space left' $out/kept.log && ok runs_json_full || fail runs_json_full "exit code $code: $(tail -n 1 $out/kept.log)"
+    [ $code -eq 1 ] && grep -q '^error: cannot write the final summary: No space left' $out/kept.log && ok runs_json_full || fail runs_json_full "exit code $code: $(tail -n 1 $out/kept.log)"
     mkdir -p $out/a; cp $out/six/model.safetensors $out/a/; echo '{"loss": 0.69314718055994529, "grad_norm": 1, "tokens_per_second": 1}' > $out/a/metrics.jsonl
     $build/compare_runs $out/a $out/a $out/a $out/a >$out/compare.log 2>&1 && ! $build/compare_runs $out/a $out/a $out/a $out/a >/dev/full 2>$out/compare.log && grep -q '^error: cannot write the comparison: No space left' $out/compare.log && ok runs_compare_full || fail runs_compare_full "$(tail -n 1 $out/compare.log)"
 fi
 # a folder that goes while training is on comes back; one that cannot leaves a checkpoint
 run late --max_steps 6 --ckpt_path $out/late_ckpt --metrics_path /dev/fd/3 3> >(read -r line; rm -rf $out/late; : > $out/late; cat >/dev/null); code=$?
-[ $code -eq 1 ] && grep -q '^stopped after step 6; go on' $out/late.log && grep -q '^error: .*late is there but is no folder' $out/late.log && [ "$(names $out/late_ckpt)" = "global_step6 latest " ] && rm $out/late &&
+[ $code -eq 1 ] && grep -q '^stopped after step 6; go on' $out/late.log && grep -q '^error: .*late exists but is not a folder' $out/late.log && [ "$(names $out/late_ckpt)" = "global_step6 latest " ] && rm $out/late &&
     run late --max_steps 6 --ckpt_path $out/late_ckpt --load_checkpoint && equal late six && ok runs_model_kept || fail runs_model_kept "exit code $code: $(tail -n 1 $out/late.log)"
 # what is in the way is said before training
 for way in model.safetensors config.json; do
     mkdir -p $out/way/$way
-    refused "runs_in_the_way $way" way "save_path would write .*$way, but that is there and no regular file" --max_steps 2000000
+    refused "runs_in_the_way $way" way "save_path would write .*$way, but it exists and is not a regular file" --max_steps 2000000
     rm -r $out/way/$way
 done
 mkdir -p $out/way; : > $out/way/ema; refused "runs_in_the_way ema" way 'would write .*ema/model.safetensors, but a part of this path is a file' --enable_ema --max_steps 2000000
 mkdir -p $out/linked; echo mine > $out/precious; ln -s ../precious $out/linked/lock
 refused runs_lock_is_a_link linked 'linked/lock: it is a link; move it away' --max_steps 1; [ "$(cat $out/precious)" = mine ] && ok runs_link_kept || fail runs_link_kept "$(cat $out/precious)"
-rm $out/linked/lock; echo notes > $out/linked/lock; refused runs_lock_of_others linked 'linked/lock is a file of somebody else; move it away' --max_steps 1; [ "$(cat $out/linked/lock)" = notes ] && ok runs_notes_kept || fail runs_notes_kept "$(cat $out/linked/lock)"
+rm $out/linked/lock; echo notes > $out/linked/lock; refused runs_lock_of_others linked 'linked/lock was not written by seqpar; move it away' --max_steps 1; [ "$(cat $out/linked/lock)" = notes ] && ok runs_notes_kept || fail runs_notes_kept "$(cat $out/linked/lock)"
 # a folder that is made for the run gives a path another end
 cp $out/arith.jsonl $out/again.jsonl
 refused runs_input_by_a_new_folder none 'metrics_path would overwrite .*again.jsonl, which --dataset reads' --dataset $out/again.jsonl --save_path $out/newly --metrics_path $out/newly/../again.jsonl --max_steps 1
 cmp -s $out/again.jsonl $out/arith.jsonl && [ ! -e $out/newly ] && ok runs_new_folder_gone || fail runs_new_folder_gone "$(names $out/newly)"
 # a whole checkpoint that cannot get its name stays
 fresh unnamed; mv $(ckpt unnamed)/global_step6 $(ckpt unnamed)/global_step6.tmp; ln -s nowhere $(ckpt unnamed)/global_step6
-refused runs_unnamed unnamed 'cannot rename .*global_step6.tmp.*; it is whole' --max_steps 6 --load_checkpoint; rm $(ckpt unnamed)/global_step6; run unnamed --max_steps 6 --load_checkpoint && equal unnamed six && ok runs_unnamed_kept || fail runs_unnamed_kept "$(names $(ckpt unnamed))"
+refused runs_unnamed unnamed 'cannot rename .*global_step6.tmp.*; the checkpoint is complete' --max_steps 6 --load_checkpoint; rm $(ckpt unnamed)/global_step6; run unnamed --max_steps 6 --load_checkpoint && equal unnamed six && ok runs_unnamed_kept || fail runs_unnamed_kept "$(names $(ckpt unnamed))"
 # metrics go on where the checkpoint was: no step twice, no part of a line
 run whole --max_steps 6 --metrics_path $out/whole.jsonl; run part --max_steps 6 --save_steps 4 --metrics_path $out/part.jsonl; printf '{"step": 7, "lo' >> $out/part.jsonl
 run part --max_steps 6 --metrics_path $out/part.jsonl --load_checkpoint && [ "$(grep -c step $out/part.jsonl)" = 6 ] && diff <(sed 's/, "tokens_per.*//' $out/part.jsonl) <(sed 's/, "tokens_per.*//' $out/whole.jsonl) >/dev/null && ok runs_metrics_once || fail runs_metrics_once "$(cut -c1-12 $out/part.jsonl | tr '\n' ' ') $(why part)"
 mkfifo $out/fifo; ci/limit.sh 60 $build/make_arith $out/fifo 3 >$out/make.log 2>&1; code=$?
-[ $code -eq 1 ] && [ -p $out/fifo ] && grep -q 'is no regular file' $out/make.log && ok runs_make_arith_fifo || fail runs_make_arith_fifo "exit code $code: $(tail -n 1 $out/make.log)"
+[ $code -eq 1 ] && [ -p $out/fifo ] && grep -q 'is not a regular file' $out/make.log && ok runs_make_arith_fifo || fail runs_make_arith_fifo "exit code $code: $(tail -n 1 $out/make.log)"
 (ulimit -f 1; ci/limit.sh 60 $build/make_arith $out/much.jsonl 3000 >$out/make.log 2>&1); code=$?
 [ $code -eq 1 ] && grep -q 'File too large' $out/make.log && ! ls $out/much.jsonl* >/dev/null 2>&1 && ok runs_make_arith_limit || fail runs_make_arith_limit "exit code $code: $(tail -n 1 $out/make.log)"
 limited() { (ulimit -f $1; shift; run limit "$@"); }
 limited 4 --metrics_path $out/limit.jsonl --max_steps 2000000; code=$? # of what is kept then the limit has no room either
-[ $code -eq 1 ] && grep -q '^notice: nor could a checkpoint be written: .*File too large' $out/limit.log && grep -q '^error: cannot write .*limit.jsonl: File too large' $out/limit.log && ok runs_metrics_limit || fail runs_metrics_limit "exit code $code: $(tail -n 1 $out/limit.log)"
+[ $code -eq 1 ] && grep -q '^notice: a checkpoint could not be written either: .*File too large' $out/limit.log && grep -q '^error: cannot write .*limit.jsonl: File too large' $out/limit.log && ok runs_metrics_limit || fail runs_metrics_limit "exit code $code: $(tail -n 1 $out/limit.log)"
 fresh limited_async; latest limited_async 2
 (ulimit -f 80; run limited_async --max_steps 6 --save_steps 1 --async_save --ring_attn_size 2 --load_checkpoint); code=$?
 [ $code -eq 1 ] && grep -qE '^error: .*shard-0000[12]-of-00002.safetensors.*File too large' $out/limited_async.log && [ "$(cat $(ckpt limited_async)/latest)" = global_step2 ] && [ -z "$(ls -d $(ckpt limited_async)/*.tmp 2>/dev/null)" ] && ok runs_async_limit || fail runs_async_limit "exit code $code: $(names $(ckpt limited_async)) $(why limited_async)"

@@ -269,7 +269,7 @@ static void test_counts(void) {
     test_expect(demo_token_count(set.file, "read") == 9 &&
                     !demo_token_count(set.file, "zero_length") &&
                     !demo_token_count(set.file, "no"),
-                "numbers of what it says of itself");
+                "numbers of its description");
     test_end("counts");
 }
 
@@ -306,8 +306,9 @@ static void test_goes_with(void) {
     options.length_option = "some_len";
     refused("a document has 4 tokens, --some_len is 3", DEMO_TOKENS_SFT);
     options = (demo_data_options){.vocab_size = WORDS - 1};
-    refused("words for ids up to 6 and uses them up to 6, but the model's vocab_size is 6",
-            DEMO_TOKENS_SFT);
+    refused(
+        "a tokenizer with ids up to 6 and uses ids up to 6, but the model's vocab_size is 6",
+        DEMO_TOKENS_SFT);
     options = (demo_data_options){
         .vocab_size = WORDS, .folder = folder, .prepare = "type this"};
     test_expect(!load(DEMO_TOKENS_SFT), "a folder without tokenizer.json: %s", why.text);
@@ -316,14 +317,15 @@ static void test_goes_with(void) {
     test_expect(!load(DEMO_TOKENS_SFT), "%s", why.text);
     demo_write_atomically(tokenizer, "tokenizes", 9, &error);
     refused("made with another tokenizer (9 bytes, crc32 ", DEMO_TOKENS_SFT);
-    test_expect(strstr(why.text, "; make it anew: type this") != NULL, "%s", why.text);
+    test_expect(strstr(why.text, "; make it again: type this") != NULL, "%s", why.text);
     remove(tokenizer);
     options = (demo_data_options){0};
     char two[600];
     snprintf(two, sizeof two, "%s,%s", path, path);
-    test_expect(demo_data_load(&set, two, &options, &why) &&
-                    strstr(why.text, "is a token file, which stands alone"),
-                "%s", why.text);
+    test_expect(
+        demo_data_load(&set, two, &options, &why) &&
+            strstr(why.text, "is a token file, which cannot be combined with other data"),
+        "%s", why.text);
     test_end("goes_with");
 }
 
@@ -331,9 +333,8 @@ static void test_wrong_kind(void) {
     for (uint32_t is = DEMO_TOKENS_SFT; is <= DEMO_TOKENS_STEPS; is++)
         for (uint32_t wanted = DEMO_TOKENS_SFT; wanted <= DEMO_TOKENS_STEPS; wanted++) {
             char sentence[128];
-            snprintf(sentence, sizeof sentence,
-                     "is of kind %s, for %s; --kind %s is needed here", demo_token_kinds[is],
-                     demo_token_readers[is], demo_token_kinds[wanted]);
+            snprintf(sentence, sizeof sentence, "is of kind %s, for %s; make one of --kind %s",
+                     demo_token_kinds[is], demo_token_readers[is], demo_token_kinds[wanted]);
             make(is);
             if (is != wanted) refused(sentence, wanted);
         }
@@ -365,43 +366,55 @@ static void test_lies(void) {
         PRM = DEMO_TOKENS_STEPS
     };
 #define LIE(kind, change, sentence) make(kind), (change), seal(), lie(sentence, kind)
-#define AGAIN                       "; make it anew by demos/prepare.py"
-    LIE(SFT, head()->version = 2, "is a token file of version 2, version 1 is read here" AGAIN);
+#define AGAIN                       "; make it again by demos/prepare.py"
+    LIE(SFT, head()->version = 2,
+        "is a token file of version 2, but only version 1 is supported" AGAIN);
     LIE(SFT, head()->bytes++,
-        "has 884 bytes, but says that it has 885; copy it once more, the end is missing");
-    LIE(SFT, head()->sections = 99, "says that it has 99 sections, which cannot be" AGAIN);
-    LIE(SFT, head()->kind = 0, "is of kind 0, which is not known" AGAIN);
-    LIE(SFT, head()->kind = 6, "is of kind 6, which is not known" AGAIN);
-    LIE(SFT, head()->eos = WORDS, "BOS 5, EOS 7 or PAD -1 is none of its 7 words" AGAIN);
-    LIE(SFT, head()->eos = -1, "BOS 5, EOS -1 or PAD -1 is none of its 7 words" AGAIN);
-    LIE(SFT, head()->pad = -2, "BOS 5, EOS 6 or PAD -2 is none of its 7 words" AGAIN);
-    LIE(SFT, head()->bos = WORDS, "BOS 7, EOS 6 or PAD -1 is none of its 7 words" AGAIN);
-    LIE(SFT, head()->words = -1, "BOS 5, EOS 6 or PAD -1 is none of its -1 words" AGAIN);
-    LIE(SFT, head()->pad = WORDS, "BOS 5, EOS 6 or PAD 7 is none of its 7 words" AGAIN);
-    LIE(SFT, head()->bos = -2, "BOS -2, EOS 6 or PAD -1 is none of its 7 words" AGAIN);
-    LIE(SFT, head()->sections = 18, "says that it has 18 sections, which cannot be" AGAIN);
+        "has 884 bytes, but its header says 885; copy it once more, the end is missing");
+    LIE(SFT, head()->sections = 99, "has a header with 99 sections, which is impossible" AGAIN);
+    LIE(SFT, head()->kind = 0, "is of the unknown kind 0" AGAIN);
+    LIE(SFT, head()->kind = 6, "is of the unknown kind 6" AGAIN);
+    LIE(SFT, head()->eos = WORDS,
+        "BOS 5, EOS 7 or PAD -1 is outside of its vocabulary of 7" AGAIN);
+    LIE(SFT, head()->eos = -1,
+        "BOS 5, EOS -1 or PAD -1 is outside of its vocabulary of 7" AGAIN);
+    LIE(SFT, head()->pad = -2,
+        "BOS 5, EOS 6 or PAD -2 is outside of its vocabulary of 7" AGAIN);
+    LIE(SFT, head()->bos = WORDS,
+        "BOS 7, EOS 6 or PAD -1 is outside of its vocabulary of 7" AGAIN);
+    LIE(SFT, head()->words = -1,
+        "BOS 5, EOS 6 or PAD -1 is outside of its vocabulary of -1" AGAIN);
+    LIE(SFT, head()->pad = WORDS,
+        "BOS 5, EOS 6 or PAD 7 is outside of its vocabulary of 7" AGAIN);
+    LIE(SFT, head()->bos = -2,
+        "BOS -2, EOS 6 or PAD -1 is outside of its vocabulary of 7" AGAIN);
+    LIE(SFT, head()->sections = 18, "has a header with 18 sections, which is impossible" AGAIN);
     /* as many as there are bytes, and one more */
     LIE(SFT, head()->documents = 884, "section 1 has 40 bytes instead of 7080" AGAIN);
-    LIE(SFT, head()->documents = 885, "885 documents with 13 tokens cannot be" AGAIN);
+    LIE(SFT, head()->documents = 885, "885 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, head()->tokens = 884, "section 2 has 52 bytes instead of 3536" AGAIN);
-    LIE(SFT, head()->tokens = 885, "4 documents with 885 tokens cannot be" AGAIN);
-    LIE(SFT, head()->documents = 0, "0 documents with 13 tokens cannot be" AGAIN);
+    LIE(SFT, head()->tokens = 885, "4 documents with 885 tokens are impossible" AGAIN);
+    LIE(SFT, head()->documents = 0, "0 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, head()->documents = 5, "section 1 has 40 bytes instead of 48" AGAIN);
     LIE(SFT, head()->documents = UINT64_MAX,
-        "18446744073709551615 documents with 13 tokens cannot be" AGAIN);
+        "18446744073709551615 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, head()->tokens = UINT64_MAX / 4 + 2,
-        "4 documents with 4611686018427387905 tokens cannot be" AGAIN);
-    LIE(PAIRS, head()->documents = 3, "3 documents with 13 tokens cannot be" AGAIN);
+        "4 documents with 4611686018427387905 tokens are impossible" AGAIN);
+    LIE(PAIRS, head()->documents = 3, "3 documents with 13 tokens are impossible" AGAIN);
     LIE(SFT, section(DEMO_IDS)->begin -= 64,
-        "section 2 has 52 bytes from 384 on, but room from 448 to 884" AGAIN);
+        "section 2 has 52 bytes from byte 384 on, but must lie between bytes 448 and 884" AGAIN);
     LIE(SFT, section(DEMO_IDS)->begin = UINT64_MAX - 7,
-        "section 2 has 52 bytes from 18446744073709551608 on, but room from 448 to 884" AGAIN);
+        "section 2 has 52 bytes from byte 18446744073709551608 on, but must lie between "
+        "bytes 448 and 884" AGAIN);
     LIE(SFT, section(DEMO_IDS)->bytes = UINT64_MAX,
-        "section 2 has 18446744073709551615 bytes from 448 on, but room from 448 to 884" AGAIN);
-    LIE(SFT, section(DEMO_IDS)->zero = 1, "section 2 follows section 1, which cannot be" AGAIN);
-    LIE(SFT, section(DEMO_IDS)->name = 3, "section 3 follows section 3, which cannot be" AGAIN);
+        "section 2 has 18446744073709551615 bytes from byte 448 on, but must lie between "
+        "bytes 448 and 884" AGAIN);
+    LIE(SFT, section(DEMO_IDS)->zero = 1,
+        "section 2 follows section 1, which is the wrong order" AGAIN);
+    LIE(SFT, section(DEMO_IDS)->name = 3,
+        "section 3 follows section 3, which is the wrong order" AGAIN);
     LIE(SFT, section(DEMO_ABOUT)->name = 18,
-        "section 18 follows section 7, which cannot be" AGAIN);
+        "section 18 follows section 7, which is the wrong order" AGAIN);
     LIE(SFT, section(DEMO_ABOUT)->name = 9, "a file of sft needs section 8" AGAIN);
     make(SFT), head()->kind = KTO, seal(),
                lie("a file of labelled needs section 10" AGAIN, KTO);
@@ -420,44 +433,51 @@ static void test_lies(void) {
         "the offsets of section 5 do not rise from 0 to 12 (number 2 is 2)" AGAIN);
     LIE(SFT, ((uint64_t *)inside(DEMO_WORD_OFFSETS))[7] = 11,
         "the offsets of section 5 do not rise from 0 to 12 (number 7 is 11)" AGAIN);
-    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = WORDS, "an id is 7, but it has 7 words" AGAIN);
-    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = -1, "an id is -1, but it has 7 words" AGAIN);
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = WORDS,
+        "an id is 7, but its vocabulary has 7 tokens" AGAIN);
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = -1,
+        "an id is -1, but its vocabulary has 7 tokens" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[6] = 2,
-        "its loss mask holds other bytes than 0 and 1" AGAIN);
+        "its loss mask has bytes other than 0 and 1" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[4] = 1,
-        "the first token of document 2 is to be learnt, which nothing predicts" AGAIN);
+        "the first token of document 2 is supervised, but nothing predicts it" AGAIN);
     LIE(SFT, ((int32_t *)inside(DEMO_STOPS))[0] = 4,
-        "its 8 bytes of stops do not begin with EOS 6, or are none of its 7 words" AGAIN);
+        "its stop tokens (8 bytes) do not begin with EOS 6, or are outside of its vocabulary "
+        "of 7" AGAIN);
     LIE(SFT, ((int32_t *)inside(DEMO_STOPS))[1] = 70,
-        "its 8 bytes of stops do not begin with EOS 6, or are none of its 7 words" AGAIN);
-    LIE(SFT, *(char *)inside(DEMO_ABOUT) = '[',
-        "what it says of itself is no JSON object" AGAIN);
+        "its stop tokens (8 bytes) do not begin with EOS 6, or are outside of its vocabulary "
+        "of 7" AGAIN);
+    LIE(SFT, *(char *)inside(DEMO_ABOUT) = '[', "its description is not a JSON object" AGAIN);
     LIE(KTO, ((uint8_t *)inside(DEMO_LABELS))[2] = 2, "label 3 is 2, not 0 or 1" AGAIN);
     LIE(PAIRS, ((double *)inside(DEMO_MARGINS))[0] = -INFINITY, "margin 1 is -inf" AGAIN);
-    LIE(PAIRS, memset(inside(DEMO_MASK), 0, 4), "document 1 has no token that is learnt" AGAIN);
-    LIE(KTO, memset(inside(DEMO_MASK), 0, TOKENS),
-        "document 1 has no token that is learnt" AGAIN);
+    LIE(PAIRS, memset(inside(DEMO_MASK), 0, 4), "document 1 has no supervised token" AGAIN);
+    LIE(KTO, memset(inside(DEMO_MASK), 0, TOKENS), "document 1 has no supervised token" AGAIN);
     LIE(SFT, memset(inside(DEMO_MASK), 0, TOKENS),
-        "no supervised token in the whole set (9 read, 4 kept with 13 tokens, 0 of them supervised; 5 too long, 0 empty, 2 cut, 0 masked whole); check --output_key and --max_len");
+        "no supervised token in the whole set (9 read, 4 kept with 13 tokens, 0 of them "
+        "supervised; 5 too long, 0 empty, 2 cut, 0 fully masked); check --output_key and "
+        "--max_len");
     /* the first and the last of what is listed */
-    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[0] = WORDS, "an id is 7, but it has 7 words" AGAIN);
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[0] = WORDS,
+        "an id is 7, but its vocabulary has 7 tokens" AGAIN);
     LIE(SFT, ((int32_t *)inside(DEMO_IDS))[TOKENS - 1] = -1,
-        "an id is -1, but it has 7 words" AGAIN);
+        "an id is -1, but its vocabulary has 7 tokens" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[TOKENS - 1] = 2,
-        "its loss mask holds other bytes than 0 and 1" AGAIN);
+        "its loss mask has bytes other than 0 and 1" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[0] = 1,
-        "the first token of document 1 is to be learnt, which nothing predicts" AGAIN);
+        "the first token of document 1 is supervised, but nothing predicts it" AGAIN);
     LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[offsets[3]] = 1,
-        "the first token of document 4 is to be learnt, which nothing predicts" AGAIN);
+        "the first token of document 4 is supervised, but nothing predicts it" AGAIN);
     LIE(SFT, ((int32_t *)inside(DEMO_STOPS))[0] = WORDS,
-        "its 8 bytes of stops do not begin with EOS 6, or are none of its 7 words" AGAIN);
+        "its stop tokens (8 bytes) do not begin with EOS 6, or are outside of its vocabulary "
+        "of 7" AGAIN);
     LIE(KTO, ((uint8_t *)inside(DEMO_LABELS))[0] = 2, "label 1 is 2, not 0 or 1" AGAIN);
     LIE(KTO, ((uint8_t *)inside(DEMO_LABELS))[3] = 255, "label 4 is 255, not 0 or 1" AGAIN);
     LIE(PAIRS, ((double *)inside(DEMO_MARGINS))[1] = INFINITY, "margin 2 is inf" AGAIN);
     LIE(PAIRS, ((uint8_t *)inside(DEMO_MASK))[offsets[3]] = 1,
-        "the first token of document 4 is to be learnt, which nothing predicts" AGAIN);
+        "the first token of document 4 is supervised, but nothing predicts it" AGAIN);
 #define CHOSEN(bytes) \
-    "its " #bytes " bytes of choices are not 2 to 16 of its 7 words, each once" AGAIN
+    "its reward tokens (" #bytes \
+    " bytes) are not 2 to 16 different ids of its vocabulary of 7" AGAIN
     LIE(PRM, ((int32_t *)inside(DEMO_CHOICES))[0] = 1, CHOSEN(8));
     LIE(PRM, ((int32_t *)inside(DEMO_CHOICES))[1] = WORDS, CHOSEN(8));
     LIE(PRM, ((int32_t *)inside(DEMO_CHOICES))[0] = -1, CHOSEN(8));
@@ -466,24 +486,24 @@ static void test_lies(void) {
     LIE(PRM, (section(DEMO_CHOICES)->bytes = 68, head()->bytes += 60, pad_file(60)),
         CHOSEN(68));
     LIE(PRM, ((int32_t *)inside(DEMO_TARGETS))[0] = 3,
-        "token 0, with loss mask 0, has target 3 and share 0" AGAIN);
+        "token 0, with loss mask 0, has the label 3 with probability 0" AGAIN);
     LIE(PRM, ((float *)inside(DEMO_SHARES))[0] = 1,
-        "token 0, with loss mask 0, has target -100 and share 1" AGAIN);
+        "token 0, with loss mask 0, has the label -100 with probability 1" AGAIN);
     LIE(PRM, ((int32_t *)inside(DEMO_TARGETS))[12] = -100,
-        "token 12, with loss mask 1, has target -100 and share 0.75" AGAIN);
+        "token 12, with loss mask 1, has the label -100 with probability 0.75" AGAIN);
     LIE(PRM, ((int32_t *)inside(DEMO_TARGETS))[12] = 2,
-        "token 12, with loss mask 1, has target 2 and share 0.75" AGAIN);
+        "token 12, with loss mask 1, has the label 2 with probability 0.75" AGAIN);
     LIE(PRM, ((float *)inside(DEMO_SHARES))[12] = 1.25f,
-        "token 12, with loss mask 1, has target 3 and share 1.25" AGAIN);
+        "token 12, with loss mask 1, has the label 3 with probability 1.25" AGAIN);
     LIE(PRM, ((float *)inside(DEMO_SHARES))[2] = -0.25f,
-        "token 2, with loss mask 1, has target 3 and share -0.25" AGAIN);
+        "token 2, with loss mask 1, has the label 3 with probability -0.25" AGAIN);
     LIE(PRM, ((float *)inside(DEMO_SHARES))[2] = NAN,
-        "token 2, with loss mask 1, has target 3 and share nan" AGAIN);
+        "token 2, with loss mask 1, has the label 3 with probability nan" AGAIN);
     /* shares need two choices; of three, or of all words, they are whole */
     LIE(PRM, (section(DEMO_CHOICES)->bytes = 12, head()->bytes += 4, put((int32_t[]){0}, 4)),
-        "token 3, with loss mask 1, has target 1 and share 0.25" AGAIN);
+        "token 3, with loss mask 1, has the label 1 with probability 0.25" AGAIN);
     LIE(PRM, (section(DEMO_CHOICES)->bytes = 0, head()->bytes -= 8, cut_file(8)),
-        "token 3, with loss mask 1, has target 1 and share 0.25" AGAIN);
+        "token 3, with loss mask 1, has the label 1 with probability 0.25" AGAIN);
 #undef CHOSEN
 #undef LIE
 #undef AGAIN
@@ -552,7 +572,7 @@ static void test_names(void) {
     file[0] = '{';
     save();
     test_expect(!demo_is_token_file(path) && load(DEMO_TOKENS_SFT) &&
-                    strstr(why.text, "ends in neither .jsonl nor .txt"),
+                    strstr(why.text, "does not end in .jsonl,"),
                 "%s", why.text);
     test_end("names");
 }
@@ -583,7 +603,7 @@ static void test_cut(void) {
     test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why.text);
     int status = read_cut((const unsigned char *)set.documents[0].ids, path, said, sizeof said);
     test_expect(WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(said, path) &&
-                    !strncmp(said, "error: ", 7) && strstr(said, "was cut") &&
+                    !strncmp(said, "error: ", 7) && strstr(said, "was truncated") &&
                     strchr(said, '\n') == said + strlen(said) - 1,
                 "status %d: %s", status, said);
     snprintf(other, sizeof other, "%s.other", path);
@@ -591,7 +611,7 @@ static void test_cut(void) {
     test_expect(write(descriptor, "text", 4) == 4, "cannot write %s", other);
     void *map = mmap(NULL, 4, PROT_READ, MAP_SHARED, descriptor, 0);
     status = read_cut((const unsigned char *)map, other, said, sizeof said);
-    test_expect(status && !strstr(said, "was cut"), "status %d: %s", status, said);
+    test_expect(status && !strstr(said, "was truncated"), "status %d: %s", status, said);
     munmap(map, 4);
     close(descriptor);
     remove(other);

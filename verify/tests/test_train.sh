@@ -149,7 +149,7 @@ printf '{"input_ids": [1, 2, 999], "labels": [-100, 2, 999]}\n' > $out/vocab.jso
 refuse missing_file 'nowhere.jsonl' --dataset $out/nowhere.jsonl $io
 refuse cuda "needs a program built with CUDA" --dataset $out/arith.jsonl $io --device cuda
 refuse chance_of_floats 'stochastic_rounding is for weights in bf16; add --param_dtype bf16' --dataset $out/arith.jsonl $io --stochastic_rounding
-refuse bytes_offloaded 'adam_offload is not for --optim adamw_8bit' --dataset $out/arith.jsonl $io --optim adamw_8bit --adam_offload
+refuse bytes_offloaded 'adam_offload does not support --optim adamw_8bit' --dataset $out/arith.jsonl $io --optim adamw_8bit --adam_offload
 refuse cublas_on_cpu 'cublas is for the GPU' --dataset $out/arith.jsonl $io --cublas
 refuse bf16_checkpoint 'written in bf16' $base --device reference --load_checkpoint --ckpt_path $out/bf16_1/ckpt
 refuse empty_file 'empty' --dataset $out/empty.jsonl $io
@@ -198,16 +198,16 @@ says() { local name=$1 pattern=$2; shift 2; ci/limit.sh 120 build/train_sft $tin
 dry=--dry_run
 says batch_360 '^batch: 2 documents a step = about 1 row x 1 replica x 2 micro-batches$' --per_device_train_batch_size 1 --gradient_accumulation_steps 2 --sequence_parallel_size 4 --max_steps 1
 says batch_axolotl '^batch: 4 documents a step = about 2 rows x 2 replicas x 1 micro-batch$' --micro_batch_size 2 --sequence_parallel_degree 4 --world_size 8 --heads_k_stride 1 $dry
-says batch_large '^notice: 64 documents a step are more than there are; every step takes all 50$' --train_batch_size 64 $dry
-says rate_fresh '^learning rate: at most 0.002 \(of a model made from nothing\)' $dry
-says rate_given "^learning rate: at most 5e-06 \(openrlhf's default for a given model\), cosine_with_min_lr, 1 of 1 steps warm up$" --pretrain $out/one $dry
+says batch_large '^notice: a batch of 64 documents is more than the data has; every step takes all 50$' --train_batch_size 64 $dry
+says rate_fresh '^learning rate: at most 0.002 \(for a new model\)' $dry
+says rate_given "^learning rate: at most 5e-06 \(openrlhf's default with --pretrain\), cosine_with_min_lr, 1 of 1 steps warm up$" --pretrain $out/one $dry
 says rate_typed '^learning rate: at most 0.001, constant' --pretrain $out/one --learning_rate 1e-3 --lr_scheduler constant $dry
-says rate_zero '^notice: the only step has learning rate 0 \(1 of 1 steps warm up\), so the weights stay' --max_steps 1
-says left_over '^notice: 50 documents are no whole number of times 16: in each epoch 2 of them are not seen$' --train_batch_size 16 --max_epochs 2 $dry
-says evaluation_none '^evaluation: none, for there is no --eval_dataset$' $dry
+says rate_zero '^notice: the only step has learning rate 0 \(1 of 1 steps warm up\), so no weight changes' --max_steps 1
+says left_over '^notice: 50 documents are not a multiple of 16: each epoch leaves out 2 of them$' --train_batch_size 16 --max_epochs 2 $dry
+says evaluation_none '^evaluation: none, as there is no --eval_dataset$' $dry
 says evaluation '^evaluation: .*short.jsonl, 50 documents, every 3 steps \(an epoch\) and at the end$' --train_batch_size 16 --eval_dataset $out/short.jsonl $dry
 refuse activations 'activation_offloading is maybe, but it must be true, false, legacy, hidden_states or disk$' --dataset $out/arith.jsonl $io --activation_offloading maybe
-refuse activations_disk 'activation_offloading disk: no disk is named; add --offload_path FOLDER$' --dataset $out/arith.jsonl $io --activation_offloading disk
+refuse activations_disk 'activation_offloading disk needs a folder; add --offload_path FOLDER$' --dataset $out/arith.jsonl $io --activation_offloading disk
 says idle_offload '^notice: nothing is offloaded, so --offload_path is not used' --offload_path $out $dry
 says idle_experts '^notice: the model has no experts, so --aux_loss_coef adds nothing' --aux_loss_coef 0.1 $dry
 says stride '\(contiguous, llama3\)' --ring_attn_size 2 --ring_head_stride 2 $dry
@@ -215,17 +215,17 @@ says bf16 'cpu in bf16$' --bf16 $dry
 rm -rf $out/says; build/train_sft $tiny --dataset $out/short.jsonl --eval_dataset $out/short.jsonl --train_batch_size 16 --max_epochs 2 --save_path $out/says --metrics_path $out/epochs.jsonl >$out/says.log 2>&1; [ "$(grep -n eval_loss $out/epochs.jsonl | cut -d: -f1 | tr '\n' ' ')" = "4 8 " ] && ok option_once_an_epoch || fail option_once_an_epoch "$(cat $out/epochs.jsonl | cut -c1-60)"
 few="--dataset $out/short.jsonl $tiny --max_steps 1"
 refuse option_eval_steps 'eval_steps is 1, but there is nothing to evaluate on; give --eval_dataset' $few --eval_steps 1
-refuse option_eight_bit '\-\-load_in_8bit true is not done here: weights are never quantised' $few --load_in_8bit
-refuse option_stage '\-\-stage dpo is not done here: the program is the stage' $few --stage dpo
-refuse option_resume '\-\-resume_from_checkpoint nowhere is not done here: --load_checkpoint goes on' $few --resume_from_checkpoint nowhere
+refuse option_eight_bit '\-\-load_in_8bit true is not supported: weights are never quantised' $few --load_in_8bit
+refuse option_stage '\-\-stage dpo is not supported: each stage is a program of its own' $few --stage dpo
+refuse option_resume '\-\-resume_from_checkpoint nowhere is not supported: checkpoints are found in --ckpt_path' $few --resume_from_checkpoint nowhere
 refuse option_val_size '\-\-val_size 50 asks for 50 of 50 documents, which leaves none to train on' $few --val_size 50
-refuse option_template '\-\-apply_chat_template: .*short.jsonl is no token file' $few --apply_chat_template
+refuse option_template '\-\-apply_chat_template: .*short.jsonl is not a token file' $few --apply_chat_template
 refuse option_batch 'train_batch_size 12 is not --micro_train_batch_size 2 x 1 data-parallel ranks x --gradient_accumulation_steps 3 = 6' $few --train_batch_size 12 --micro_train_batch_size 2 --gradient_accumulation_steps 3
 refuse option_packed_rows 'with --sample_packing, axolotl counts packed rows' $few --micro_batch_size 2 --sample_packing
-refuse option_stride_ring 'ring_head_stride 2 is for the schedule llama3, not for ring' $few --ring_attn_size 2 --ring_head_stride 2 --schedule ring
+refuse option_stride_ring 'ring_head_stride 2 needs --schedule llama3, but the schedule is ring' $few --ring_attn_size 2 --ring_head_stride 2 --schedule ring
 refuse option_stride_model 'heads_k_stride 2 .* does not divide the 1 kv heads of the model in --pretrain' --dataset $out/arith.jsonl $io --ring_attn_size 2 --ring_head_stride 2 --pretrain $(build/train_sft $few --num_attention_heads 2 --num_key_value_heads 1 --save_path $out/single >/dev/null 2>&1; echo $out/single)
 cp $out/short.jsonl $out/precious.jsonl
-refuse option_metrics_kept 'metrics_path .*precious.jsonl is there and holds no metrics of a run' $few --metrics_path $out/precious.jsonl
+refuse option_metrics_kept 'metrics_path .*precious.jsonl exists and has no metrics in it' $few --metrics_path $out/precious.jsonl
 cmp -s $out/short.jsonl $out/precious.jsonl && ok option_metrics_whole || fail option_metrics_whole "the file was changed"
 cp $out/epochs.jsonl $out/shared.jsonl; exec 9>>$out/shared.jsonl; flock 9
 refuse option_metrics_shared 'metrics_path .*shared.jsonl is being written by another run' $few --metrics_path $out/shared.jsonl
@@ -239,7 +239,7 @@ says mix_shared '^data: 80 read, 80 kept with 660 tokens' --dataset $out/short.j
 says mix_whole '^data: 200 read, 200 kept with 1650 tokens' --dataset $out/short.jsonl,$out/long.jsonl $dry
 mkdir -p $out/folder; cp $out/short.jsonl $out/folder/train.jsonl; cp $out/long.jsonl $out/folder/test.jsonl
 says folder '^data: 50 read, 50 kept with 300 tokens' --dataset json@$out/folder $dry
-refuse mix_weights '1 weights \(1.0\) are given for 2 data sets' $few --dataset $out/short.jsonl,$out/long.jsonl --dataset_probs 1.0
+refuse mix_weights '1 weights \(1.0\) for 2 data sets' $few --dataset $out/short.jsonl,$out/long.jsonl --dataset_probs 1.0
 mkdir $out/bare; refuse mix_folder 'has no data of a train split' $few --dataset json@$out/bare
 # long documents: as the program cuts whose name for the length was typed
 says cut_openrlhf '^data: 150 read, 150 kept with 1200 tokens, 450 of them .*; 0 too long, 0 empty, 150 cut' --dataset $out/long.jsonl --max_len 8 $dry
@@ -250,7 +250,7 @@ says cut_dropped '^data: 200 read, 50 kept .*; 150 too long' --dataset $out/shor
 # ---- input forms ----
 printf '\xef\xbb\xbf{"question": "2 + 3?", "answer": "5"}\r\n{"question": "4 + 4?", "answer": "8"}\r\n' > $out/bom.jsonl
 build/train_sft --dataset $out/bom.jsonl $io --save_path $out/bom >/dev/null 2>$out/bom.log && grep -q '2 read, 2 kept' $out/bom.log && ok input_bom_crlf || fail input_bom_crlf "$(tail -n 1 $out/bom.log)"
-build/train_sft --dataset $out/bom.jsonl $io --ring_attn_size 8 --save_path $out/idle >/dev/null 2>$out/idle.log && [ "$(grep -c 'notice: the busiest of 8 sequence-parallel ranks has [0-9]* tokens of the first micro-batch, the mean is [0-9]*, and [1-7] ha[sv]e* none' $out/idle.log)" = 1 ] && ok notice_idle_ranks || fail notice_idle_ranks "$(tail -n 1 $out/idle.log)"
+build/train_sft --dataset $out/bom.jsonl $io --ring_attn_size 8 --save_path $out/idle >/dev/null 2>$out/idle.log && [ "$(grep -c 'notice: of 8 sequence-parallel ranks the busiest has [0-9]* tokens of the first micro-batch, but the mean is [0-9]*, and [1-7] ha[sv]e* none' $out/idle.log)" = 1 ] && ok notice_idle_ranks || fail notice_idle_ranks "$(tail -n 1 $out/idle.log)"
 build/train_sft --dataset $out/arith.jsonl $io --use_wandb token --zpg 1 --flash_attn --save_path $out/ignored >/dev/null 2>$out/ignored.log && grep -q '^no effect here: .*--zpg' $out/ignored.log && ok option_noeffect || fail option_noeffect "$(head -n 2 $out/ignored.log)"
 build/train_sft $base --json --plot_loss --save_path $out/json >$out/json.txt 2>/dev/null && python3 -c 'import json,sys; json.load(open(sys.argv[1]))["loss_last"]' $out/json.txt 2>/dev/null || grep -q '^{.*"loss_last": .*}$' $out/json.txt && grep -q '</svg>' $out/json/training_loss.svg && ok option_json_plot || fail option_json_plot "$(head -c 200 $out/json.txt)"
 unbound=$(awk -F'\t' '$3 == "real" && $4 ~ /sft/ { print $1 }' demos/trainer/run/options.tsv | while read -r o; do grep -qE "(^ *|[{])\"$o\"," demos/trainer/run/config.h demos/trainer/objective/sft.h || echo "$o"; done)

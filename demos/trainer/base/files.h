@@ -24,7 +24,7 @@ static inline const char *demo_file_refused(int descriptor, size_t most) {
     if (!S_ISREG(about.st_mode))
         return "it is a pipe, socket or device, not a regular file; write its contents to a "
                "file first";
-    if ((double)about.st_size > (double)most) return "it is far too large for such a file";
+    if ((double)about.st_size > (double)most) return "it is too large for a file of this kind";
     return (double)about.st_size > memory ? "it is larger than this machine's memory; split it"
                                           : NULL;
 }
@@ -100,7 +100,7 @@ static inline int demo_write_atomically(const char *path, const char *bytes, siz
     if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* a rename would put a file in the
                                                            place of a device */
         return demo_fail(
-            error, "cannot write %s: it is there and is no regular file; choose another path",
+            error, "cannot write %s: it exists and is not a regular file; choose another path",
             path);
     errno = ENAMETOOLONG;
     FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;

@@ -15,8 +15,8 @@
 
 static inline void demo_out_of_memory(double bytes) {
     fprintf(stderr,
-            "error: out of memory: %.0f bytes more cannot be had; give fewer or shorter "
-            "documents, a smaller model, fewer ranks, or more memory\n",
+            "error: out of memory: cannot allocate %.0f more bytes; give fewer or shorter "
+            "documents, a smaller model, fewer ranks, or a machine with more memory\n",
             bytes);
     /* Not exit(): it would tear down what other ranks still use. No file is left half
        written, since files are renamed when they are complete. */

@@ -50,21 +50,21 @@ static inline int demo_token_file_suits(const demo_token_reader *r,
         return demo_token_wrong(
             r,
             "was made with another tokenizer (%llu bytes, crc32 %08x) than %.1000s/tokenizer.json "
-            "(%llu bytes, crc32 %08x); make it anew: %s",
+            "(%llu bytes, crc32 %08x); make it again: %s",
             (unsigned long long)own.bytes, own.crc, options->folder,
             (unsigned long long)folders.bytes, folders.crc,
             options->prepare ? options->prepare : "demos/prepare.py");
     if ((double)f->head->words > vocab)
         return demo_token_wrong(r,
-                                "has words for ids up to %d and uses them up to %d, but the "
-                                "model's vocab_size is %.0f; take the tokenizer that the model "
-                                "was made with, or a model with a row for each",
+                                "has a tokenizer with ids up to %d and uses ids up to %d, "
+                                "but the model's vocab_size is %.0f; take the model's own "
+                                "tokenizer, or a model with a larger vocabulary",
                                 f->head->words - 1, f->largest, vocab);
     if (options->max_len && f->longest > options->max_len)
         return demo_token_wrong(
             r,
             "a document has %lld tokens, --%s is %lld; raise it, or make the "
-            "file anew by demos/prepare.py with --max_len %lld",
+            "file again by demos/prepare.py with --max_len %lld",
             (long long)f->longest, options->length_option ? options->length_option : "max_len",
             (long long)options->max_len, (long long)options->max_len);
     return 0;

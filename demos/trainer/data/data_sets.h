@@ -118,8 +118,9 @@ static inline int demo_read_sets(demo_reader *reader, demo_named_set *sets) {
             streams += demo_ends_with(sets[i].paths[k], ".txt");
     bool mixes = !streams && (arrlen(sets) > 1 || reader->options->probs);
     if (streams && reader->options->probs)
-        return demo_fail(reader->error,
-                         "plain text has no records that weights could draw; leave them out");
+        return demo_fail(
+            reader->error,
+            "plain text has no records to sample by weight; leave the weights out");
     for (int64_t i = 0; !failed && i < arrlen(sets); i++)
         for (int64_t k = 0; !failed && k < arrlen(sets[i].paths); k++) {
             if (!mixes && demo_reader_full(reader)) return 0;
@@ -135,10 +136,15 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     const char *form = reader->options->input_template;
     demo_named_set *sets = NULL;
     if (form && !strstr(form, "{}"))
-        return demo_fail(reader->error, "input_template has no {} for the prompt: %s", form);
+        return demo_fail(reader->error,
+                         "input_template must have {} once, in the place of "
+                         "the prompt, but has none: %s",
+                         form);
     if (form && strstr(strstr(form, "{}") + 2, "{}"))
         return demo_fail(reader->error,
-                         "input_template has {} twice, but there is one prompt: %s", form);
+                         "input_template must have {} once, in the place of the prompt, but "
+                         "has it twice: %s",
+                         form);
     if (demo_token_file_among(paths, reader->error)) return -1;
     int failed = demo_sets_find(reader, &sets, paths) || demo_read_sets(reader, sets) ? -1 : 0;
     demo_sets_free(sets);

@@ -163,8 +163,9 @@ static inline int demo_number_there(const demo_reader *reader, const demo_docume
             return 0;
     if (!document->tokens) return 0; /* it is dropped */
     return demo_wrong(reader,
-                      "the right answer holds no number, but texts are compared with its last "
-                      "one; set --%s to a key whose text holds one, or remove the line",
+                      "the right answer has no number, but responses are compared with its "
+                      "last number; set --%s to a key whose text has a number, or remove the "
+                      "line",
                       demo_output_option(reader->options));
 }
 
@@ -172,7 +173,7 @@ static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON 
     demo_record record = {0};
     bool ids = cJSON_GetObjectItemCaseSensitive(json, "input_ids") != NULL;
     if (ids && reader->options->pretrain_eos)
-        return demo_wrong(reader, "\"input_ids\" are tokens already, to which no EOS is added; "
+        return demo_wrong(reader, "\"input_ids\" are tokens already, so no EOS is added; "
                                   "give --pretrain_eos false --pretrain_blocks false");
     int failed = ids ? demo_record_ids(&record, reader, json, "")
                      : demo_record_text(&record, reader, json);
@@ -214,7 +215,7 @@ static inline void demo_data_summary(const demo_dataset *set, char *text, size_t
                         (long long)set->tokens, (long long)set->supervised_tokens);
     if (used < 0 || (size_t)used >= size) return;
     snprintf(text + used, size - (size_t)used,
-             "; %lld too long, %lld empty, %lld cut, %lld masked whole",
+             "; %lld too long, %lld empty, %lld cut, %lld fully masked",
              (long long)c->dropped_long, (long long)c->zero_length, (long long)c->cut,
              (long long)c->fully_masked);
 }

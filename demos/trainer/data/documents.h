@@ -162,7 +162,9 @@ static inline const char *demo_template_checked(const char *form, char *warning,
     *warning = 0;
     if (!form || !*form) return NULL;
     if (!strstr(form, "{}"))
-        snprintf(warning, size, "--input_template has no {} for the prompt and is not used: %s",
+        snprintf(warning, size,
+                 "--input_template has no {} in the place of the prompt, so "
+                 "it is not used: %s",
                  form);
     else if (strstr(form, "\\n"))
         snprintf(warning, size,

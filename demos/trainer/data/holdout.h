@@ -150,8 +150,9 @@ static inline int demo_held_size_wrong(const char *option, double val_size, demo
     bool count = val_size >= 2 && floor(val_size) >= val_size && val_size < 2147483648.0;
     if ((val_size >= 0 && val_size < 1) || count) return 0;
     return demo_fail(error,
-                     "--%s is %g, but it is a fraction below 1, or a whole number of at least "
-                     "2 (LLaMA-Factory and axolotl take 1 for all, and refuse it)",
+                     "--%s is %g, but it must be a fraction below 1 or a whole number of at "
+                     "least 2 (for LLaMA-Factory and axolotl 1 means all documents, and they "
+                     "refuse it)",
                      option, val_size);
 }
 #endif

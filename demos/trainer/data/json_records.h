@@ -63,18 +63,19 @@ static inline int demo_text_allowed(const demo_reader *reader) {
     double vocab = demo_vocab(options);
     if (options->prepare)
         return demo_wrong(reader,
-                          "is text, and %s has a tokenizer, which is not built in; make tokens "
-                          "of it and give those%s: %s",
+                          "is text, which only demos/prepare.py can tokenize with the "
+                          "tokenizer in %s; make a token file and give it%s: %s",
                           options->folder, demo_template_hint(options), options->prepare);
     if (vocab < (double)DEMO_VOCAB)
         return demo_wrong(reader,
-                          "text needs a vocabulary of %d, but the model has %g; give input_ids",
+                          "text without a tokenizer needs a vocabulary of %d (bytes, BOS and "
+                          "EOS), but the model has %g; give input_ids",
                           DEMO_VOCAB, vocab);
     if (options->end)
         return demo_wrong(reader,
-                          "is text, whose bytes become tokens and which ends in %d, but "
-                          "\"eos_token_id\" of %s/config.json is %lld; set it to %d, or give "
-                          "input_ids",
+                          "is text, which without a tokenizer is read as bytes and ends in "
+                          "EOS %d, but \"eos_token_id\" of %s/config.json is %lld; set it to "
+                          "%d, or give input_ids",
                           DEMO_EOS, options->folder, (long long)*options->end, DEMO_EOS);
     return 0;
 }
@@ -115,8 +116,8 @@ static inline const char *demo_json_text(const demo_reader *reader, const cJSON 
         demo_wrong(reader, "\"%s\" is %s, but text is needed", key, demo_json_type(item));
     else if (reader->options->prepare)
         demo_wrong(reader,
-                   "\"%s\" is %s, but text is needed; lists of messages become a token file, "
-                   "give that: %s%s",
+                   "\"%s\" is %s, but text is needed; make a token file of lists of messages "
+                   "and give it: %s%s",
                    key, demo_json_type(item), reader->options->prepare,
                    strstr(reader->options->prepare, "--apply_chat_template")
                        ? ""
@@ -138,8 +139,8 @@ static inline int demo_one_prompt(const demo_reader *reader, const cJSON *json,
         !demo_json_find(json, other))
         return 0;
     return demo_wrong(reader,
-                      "\"instruction\" stands beside \"%s\": set the key of the prompt, or let "
-                      "demos/prepare.py join such a record's instruction and input%s%s",
+                      "the record has both \"instruction\" and \"%s\": set the key of the "
+                      "prompt, or let demos/prepare.py join instruction and input%s%s",
                       other, options->prepare ? ": " : "",
                       options->prepare ? options->prepare : "");
 }
@@ -228,8 +229,8 @@ static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens 
             return -1;
         if (attended && begin >= 0 && end < t)
             return demo_wrong(reader,
-                              "%s[%lld] is 0 and %s[%lld] is 1; zeros may stand only at the "
-                              "left and right end",
+                              "%s[%lld] is 0 and %s[%lld] is 1; zeros are allowed only at "
+                              "the left and right end",
                               tokens->attention.name, (long long)end, tokens->attention.name,
                               (long long)t);
         if (attended && begin < 0) begin = t;
@@ -255,8 +256,8 @@ static inline int demo_json_positions(const demo_reader *reader, const cJSON *re
         if (demo_json_whole(reader, item, positions.name, t, 0, 2147483647, &at)) return -1;
         if (at != t - tokens->begin)
             return demo_wrong(reader,
-                              "%s[%lld] is %d, but the tokens of a document count from 0; give "
-                              "each document a record of its own",
+                              "%s[%lld] is %d, but a document's positions must be 0, 1, 2, "
+                              "...; give each document its own record",
                               positions.name, (long long)t, at);
     }
     return 0;
@@ -271,7 +272,8 @@ static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *
         return -1;
     if (tokens->labels.list && tokens->loss_mask.list)
         return demo_wrong(reader,
-                          "%s and %s both say which tokens are learnt; leave one of them out",
+                          "%s and %s both say which tokens are trained on; leave one of them "
+                          "out",
                           tokens->labels.name, tokens->loss_mask.name);
     if (demo_json_same_length(reader, &tokens->labels, &tokens->ids) ||
         demo_json_same_length(reader, &tokens->loss_mask, &tokens->ids) ||
@@ -299,8 +301,8 @@ static inline int demo_json_supervised(const demo_reader *reader,
     if (label == id || label == DEMO_IGNORED_LABEL) return 0;
     return demo_wrong(
         reader,
-        "%s[%lld] is %d but %s[%lld] is %d; a label repeats the id at its own place"
-        " or is -100 (labels must not be shifted)",
+        "%s[%lld] is %d but %s[%lld] is %d; a label must be -100 or the id at the same index "
+        "(labels must not be shifted)",
         labels, (long long)t, label, ids, (long long)t, id);
 }
 
@@ -311,7 +313,7 @@ static inline int demo_json_skip(const demo_reader *reader, const demo_json_toke
     if (!target || (cJSON_IsNumber(target) && target->valuedouble == ignored) ||
         cJSON_IsFalse(target))
         return 0;
-    return demo_wrong(reader, "%s[%lld] supervises padding, for %s[%lld] is 0; make it %d",
+    return demo_wrong(reader, "%s[%lld] supervises padding, because %s[%lld] is 0; make it %d",
                       tokens->labels.list ? tokens->labels.name : tokens->loss_mask.name,
                       (long long)t, tokens->attention.name, (long long)t, ignored);
 }

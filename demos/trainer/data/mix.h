@@ -86,12 +86,11 @@ static inline int demo_mix_weights(double *ends, int64_t count, const char *text
         found++;
     }
     if (found != count)
-        return demo_fail(
-            error, "%lld weights (%.100s) are given for %lld data sets; give one for each",
-            (long long)found, text, (long long)count);
+        return demo_fail(error, "%lld weights (%.100s) for %lld data sets; give one for each",
+                         (long long)found, text, (long long)count);
     if (!(all > 0))
-        return demo_fail(error, "the weights of the data sets are all 0; give one that is "
-                                "not");
+        return demo_fail(error, "the weights of the data sets are all 0; give at least one "
+                                "above 0");
     return 0;
 }
 
@@ -205,8 +204,8 @@ static inline char **demo_set_files(const char *name, demo_error *error) {
     char **paths = NULL;
     if (at && strncmp(name, "json@", 5)) {
         demo_fail(error,
-                  "%.300s: only json@FOLDER is read here; demos/prepare.py also reads "
-                  "parquet@FOLDER",
+                  "%.300s: only json@FOLDER can be read directly; demos/prepare.py also "
+                  "reads parquet@FOLDER",
                   name);
         return NULL;
     }

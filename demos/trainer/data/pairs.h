@@ -108,9 +108,9 @@ static inline int demo_record_find_response(demo_record *record, const demo_read
     record->prompt_tokens = t;
     if (t < document->tokens) return 0;
     return demo_wrong(reader,
-                      "\"%s\" leaves no response token in a document of %lld; give one or "
-                      "remove the line (the"
-                      " first token of a document does not count, nothing predicts it)",
+                      "\"%s\" leaves no response token in a document of %lld tokens; give "
+                      "one or remove the line (the first token of a document does not count, "
+                      "as nothing predicts it)",
                       ids, (long long)document->tokens);
 }
 
@@ -403,7 +403,7 @@ static inline int64_t demo_response_begin(const demo_document *document) {
 static inline int demo_response_there(const char *path, int64_t i,
                                       const demo_document *document, demo_error *error) {
     if (demo_response_begin(document) < document->tokens) return 0;
-    return demo_fail(error, "%s: document %lld has no token that is learnt; %s", path,
+    return demo_fail(error, "%s: document %lld has no supervised token; %s", path,
                      (long long)i + 1, demo_token_again);
 }
 
@@ -623,8 +623,8 @@ static inline int demo_mismatched_step(demo_document *mismatched, const demo_lab
     if (count < 2) {
         demo_fail(
             error,
-            "a step of %lld document has no other response to pair its prompt with, as the KL"
-            " term needs; set --train_batch_size to 2 or more",
+            "KTO's KL term pairs each prompt with another document's response, but a step "
+            "has %lld document; set --train_batch_size to 2 or more",
             (long long)count);
         return -1;
     }

@@ -157,8 +157,8 @@ static const char *demo_prepare_command(const demo_job *job, const char *paths, 
     demo_command_free(&line);
     if (length > DEMO_COMMAND_SAID)
         snprintf(text, length,
-                 "python3 demos/prepare.py with the words that --print_prepare prints (%zu "
-                 "characters, too many for a sentence)%s",
+                 "python3 demos/prepare.py with the arguments that --print_prepare prints "
+                 "(%zu characters, too many to print here)%s",
                  length, templated ? " --apply_chat_template" : "");
     return text;
 }

@@ -30,7 +30,7 @@ static inline int demo_utf8_only(const demo_reader *reader, const char *bytes, s
     for (size_t at = 0, next; at < size; at += next) {
         next = demo_utf8_bytes((const unsigned char *)bytes + at, size - at);
         if (!next)
-            return demo_wrong(reader, "byte %zu is no UTF-8; write the file anew as UTF-8", at);
+            return demo_wrong(reader, "byte %zu is not UTF-8; convert the file to UTF-8", at);
     }
     return 0;
 }
@@ -42,12 +42,12 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
         return demo_wrong(reader, "plain text needs --pretrain_mode; or give a .jsonl file");
     if (options->pretrain_eos)
         return demo_wrong(
-            reader, "is one text without an end, where LLaMA-Factory's stage pt ends every "
-                    "line in EOS; give a .jsonl of a text a record, or --pretrain_eos false "
-                    "--pretrain_blocks false");
+            reader, "is read as one text, but LLaMA-Factory's stage pt ends every line in "
+                    "EOS; give a .jsonl with one text in each record, or --pretrain_eos "
+                    "false --pretrain_blocks false");
     if (options->max_len < 2)
-        return demo_wrong(reader,
-                          "plain text is cut every --max_len tokens; set it to 2 or more");
+        return demo_wrong(reader, "plain text is cut into documents of --max_len tokens; set "
+                                  "--max_len to 2 or more");
     if (demo_text_allowed(reader) || demo_utf8_only(reader, bytes, size)) return -1;
     size_t piece = (size_t)options->max_len;
     for (size_t at = 0; at < size && !demo_reader_full(reader); at += piece) {
@@ -77,7 +77,7 @@ static inline int demo_take_record(const demo_reader *reader, const cJSON *json)
         return demo_wrong(reader, "the line is %s, but an object {...} is needed",
                           demo_json_type(json));
     if ((twice = demo_json_twice(json)))
-        return demo_wrong(reader, "key \"%s\" stands there twice; remove one of them", twice);
+        return demo_wrong(reader, "key \"%s\" occurs twice; remove one of them", twice);
     return reader->take(reader, json);
 }
 
@@ -92,7 +92,8 @@ static inline cJSON *demo_json_parse(const demo_reader *reader, const char *text
     if (json && end == text + size && !demo_has_zero(text, size)) return json;
     if (json && end == text + size)
         demo_wrong(reader,
-                   "the line holds a zero character, which text cannot hold; remove it");
+                   "the line has a zero character (\\u0000), which is not allowed in text; "
+                   "remove it");
     else
         demo_wrong(reader, "broken JSON at column %lld; %s is needed",
                    (long long)(end - text) + 1, wanted);
@@ -173,7 +174,7 @@ static inline char *demo_unzipped(const char *bytes, size_t size, size_t *whole,
     inflateEnd(&z);
     text[*whole] = 0;
     if (status == Z_STREAM_END) return text;
-    *why = "it is no whole gzip file";
+    *why = "it is not a complete gzip file";
     free(text);
     return NULL;
 }
@@ -202,9 +203,8 @@ static inline char *demo_dataset_bytes(demo_reader *reader, bool stream, size_t 
     const char *why;
     if (!stream && !demo_is_jsonl(reader->path))
         return demo_wrong(reader,
-                          "the name ends in neither .jsonl nor .txt; only these (and "
-                          ".jsonl.gz) are read, and token files (prepare.py), which this is "
-                          "not"),
+                          "the name does not end in .jsonl, .jsonl.gz or .txt, and it is not "
+                          "a token file (demos/prepare.py); give one of these"),
                (char *)NULL;
     if (stream && !reader->take_stream)
         return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file"),
@@ -242,8 +242,9 @@ static inline int demo_token_file_among(const char *paths, demo_error *error) {
         snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
         if (demo_is_token_file(one))
             return demo_fail(error,
-                             "%s: is a token file, which stands alone; let demos/prepare.py "
-                             "make one file of the sets: --dataset ONE,OTHER",
+                             "%s: is a token file, which cannot be combined with other data; "
+                             "let demos/prepare.py make one token file of all data sets: "
+                             "--dataset ONE,OTHER",
                              one);
     }
     return 0;

@@ -50,8 +50,8 @@ static inline int demo_byte_token(const char *option, const char *text, size_t l
                                   int32_t *id, demo_error *error) {
     if (length != 1)
         return demo_fail(error,
-                         "--%s: \"%.*s\" is %zu tokens, for a byte is one here; give one "
-                         "character of one byte",
+                         "--%s: \"%.*s\" is %zu tokens, as without a tokenizer each byte is "
+                         "a token; give one ASCII character",
                          option, (int)(length < 80 ? length : 80), text, length);
     *id = (unsigned char)*text;
     return 0;
@@ -72,7 +72,7 @@ static inline int demo_byte_marks(const char *text, demo_marks *marks, demo_erro
     }
     return !text || marks->count >= 2
                ? 0
-               : demo_fail(error, "--reward_tokens %s leaves no choice; give 2 to %d", text,
+               : demo_fail(error, "--reward_tokens %s is only one token; give 2 to %d", text,
                            SEQPAR_MAX_CHOICES);
 }
 
@@ -93,11 +93,11 @@ static inline int demo_step_number(const demo_reader *reader, const cJSON *item,
     if (how->marks.count != 2)
         return demo_wrong(
             reader,
-            "%s[%lld] is %g, a share of the first of two marks, but --reward_tokens "
-            "names %lld; name two, or give tokens as labels",
+            "%s[%lld] is %g, a soft label (the probability of the first of two tokens), but "
+            "--reward_tokens names %lld; name two, or give tokens as labels",
             how->label_key, (long long)k, number, (long long)how->marks.count);
     if (!(number >= 0 && number <= 1))
-        return demo_wrong(reader, "%s[%lld] is %.15g, but a share lies between 0 and 1",
+        return demo_wrong(reader, "%s[%lld] is %.15g, but a soft label must be from 0 to 1",
                           how->label_key, (long long)k, number);
     *target = how->marks.ids[0];
     *share = (float)number;
@@ -116,8 +116,8 @@ static inline int demo_step_label(const demo_reader *reader, const cJSON *item, 
     *share = 1;
     if (strlen(text) != 1)
         return demo_wrong(reader,
-                          "%s[%lld] is \"%.40s\", which is %zu tokens, for a byte is one here; "
-                          "give one character of one byte",
+                          "%s[%lld] is \"%.40s\", which is %zu tokens, as without a "
+                          "tokenizer each byte is a token; give one ASCII character",
                           how->label_key, (long long)k, text, strlen(text));
     if (!how->marks.count || demo_mark_of(&how->marks, *target) >= 0) return 0;
     return demo_wrong(reader, "%s[%lld] is \"%.40s\", which is none of --reward_tokens",
@@ -130,8 +130,8 @@ static inline int demo_steps_counted(const demo_reader *reader, const cJSON *lab
     if (!steps)
         return demo_wrong(
             reader,
-            "the text holds no placeholder \"%c\", behind which nothing is learnt; "
-            "set it behind each step, or name another by --placeholder_token",
+            "the text has no placeholder \"%c\", so no step has a label; put it after each "
+            "step, or name another by --placeholder_token",
             (int)how->placeholder);
     if (cJSON_GetArraySize(labels) == steps) return 0;
     return demo_wrong(

@@ -172,7 +172,7 @@ __attribute__((format(printf, 2, 3))) static inline int demo_token_wrong(
     return -1;
 }
 
-static const char demo_token_again[] = "make it anew by demos/prepare.py";
+static const char demo_token_again[] = "make it again by demos/prepare.py";
 
 /* ---- a file that is cut while it is mapped: reading behind its new end is SIGBUS ---- */
 
@@ -208,8 +208,8 @@ static inline void demo_token_watch(const demo_token_file *f, const char *path) 
     while (i < DEMO_TOKEN_MAPS && demo_token_maps[i].begin) i++;
     if (i == DEMO_TOKEN_MAPS) return;
     snprintf(demo_token_maps[i].sentence, sizeof demo_token_maps[i].sentence,
-             "error: %s was cut or cannot be read any more while it is in use; put the whole "
-             "file there again and go on with --load_checkpoint\n",
+             "error: %s was truncated or became unreadable during training; restore the file "
+             "and go on with --load_checkpoint\n",
              seqpar_escape(shown, sizeof shown, path));
     demo_token_maps[i].begin = f->map;
     demo_token_maps[i].size = f->size;
@@ -270,20 +270,22 @@ static inline int demo_token_head_checked(const demo_token_reader *r) {
     if (f->size < sizeof *f->head || memcmp(f->map, demo_token_magic, 8))
         return demo_token_wrong(r, "is no token file; %s", demo_token_again);
     if (f->head->version != DEMO_TOKENS_VERSION)
-        return demo_token_wrong(r, "is a token file of version %u, version %d is read here; %s",
+        return demo_token_wrong(r,
+                                "is a token file of version %u, but only version %d is "
+                                "supported; %s",
                                 f->head->version, DEMO_TOKENS_VERSION, demo_token_again);
     if (f->head->bytes != f->size)
-        return demo_token_wrong(r, "has %llu bytes, but says that it has %llu; %s",
+        return demo_token_wrong(r, "has %llu bytes, but its header says %llu; %s",
                                 (unsigned long long)f->size, (unsigned long long)f->head->bytes,
                                 f->head->bytes > f->size
                                     ? "copy it once more, the end is missing"
                                     : demo_token_again);
     size_t table = f->head->sections * sizeof(demo_token_section);
     if (f->head->sections > DEMO_SECTIONS || sizeof *f->head + table > f->size)
-        return demo_token_wrong(r, "says that it has %u sections, which cannot be; %s",
+        return demo_token_wrong(r, "has a header with %u sections, which is impossible; %s",
                                 f->head->sections, demo_token_again);
     if (crc32(0, f->map + 16, (uInt)(sizeof *f->head - 16 + table)) != f->head->crc)
-        return demo_token_wrong(r, "the checksum of its head is wrong; %s", demo_token_again);
+        return demo_token_wrong(r, "the checksum of its header is wrong; %s", demo_token_again);
     return 0;
 }
 
@@ -292,14 +294,15 @@ static inline int demo_token_numbers_checked(const demo_token_reader *r) {
     const demo_token_head *h = r->file->head;
     int32_t least = h->bos < h->pad ? h->bos : h->pad, most = h->bos > h->pad ? h->bos : h->pad;
     if (h->kind < DEMO_TOKENS_SFT || h->kind > DEMO_TOKENS_STEPS)
-        return demo_token_wrong(r, "is of kind %u, which is not known; %s", h->kind,
-                                demo_token_again);
+        return demo_token_wrong(r, "is of the unknown kind %u; %s", h->kind, demo_token_again);
     if (h->eos < 0 || h->eos >= h->words || least < -1 || most >= h->words)
-        return demo_token_wrong(r, "BOS %d, EOS %d or PAD %d is none of its %d words; %s",
+        return demo_token_wrong(r,
+                                "BOS %d, EOS %d or PAD %d is outside of its vocabulary of "
+                                "%d; %s",
                                 h->bos, h->eos, h->pad, h->words, demo_token_again);
     if (!h->documents || h->documents > r->file->size || h->tokens > r->file->size ||
         (h->kind == DEMO_TOKENS_PAIRS && h->documents % 2))
-        return demo_token_wrong(r, "%llu documents with %llu tokens cannot be; %s",
+        return demo_token_wrong(r, "%llu documents with %llu tokens are impossible; %s",
                                 (unsigned long long)h->documents, (unsigned long long)h->tokens,
                                 demo_token_again);
     return 0;
@@ -323,11 +326,15 @@ static inline int demo_token_table_checked(const demo_token_reader *r) {
         uint64_t begin = (end + DEMO_TOKENS_ALIGNED - 1) / DEMO_TOKENS_ALIGNED *
                          DEMO_TOKENS_ALIGNED;
         if (s->name <= before || s->name > DEMO_SECTIONS || s->zero)
-            return demo_token_wrong(r, "section %u follows section %u, which cannot be; %s",
+            return demo_token_wrong(r,
+                                    "section %u follows section %u, which is the wrong "
+                                    "order; %s",
                                     s->name, before, demo_token_again);
         if (s->begin != begin || begin > f->size || s->bytes > f->size - begin)
             return demo_token_wrong(
-                r, "section %u has %llu bytes from %llu on, but room from %llu to %llu; %s",
+                r,
+                "section %u has %llu bytes from byte %llu on, but must lie between bytes "
+                "%llu and %llu; %s",
                 s->name, (unsigned long long)s->bytes, (unsigned long long)s->begin,
                 (unsigned long long)begin, (unsigned long long)f->size, demo_token_again);
         if (!demo_all_zero(f->map + end, begin - end))
@@ -444,14 +451,14 @@ static inline int demo_token_ids_checked(const demo_token_reader *r) {
     if (!bytes || bytes % 4 || f->stops[0] != h->eos ||
         demo_token_largest(f->stops, bytes / 4) >= (uint32_t)h->words)
         return demo_token_wrong(r,
-                                "its %llu bytes of stops do not begin with EOS %d, or are none "
-                                "of its %d words; %s",
+                                "its stop tokens (%llu bytes) do not begin with EOS %d, or "
+                                "are outside of its vocabulary of %d; %s",
                                 (unsigned long long)bytes, h->eos, h->words, demo_token_again);
     uint32_t largest = demo_token_largest(f->ids, h->tokens);
     f->largest = (int32_t)largest;
     if (largest < (uint32_t)h->words) return 0;
-    return demo_token_wrong(r, "an id is %d, but it has %d words; %s", f->largest, h->words,
-                            demo_token_again);
+    return demo_token_wrong(r, "an id is %d, but its vocabulary has %d tokens; %s", f->largest,
+                            h->words, demo_token_again);
 }
 
 static inline int demo_token_masks_checked(const demo_token_reader *r) {
@@ -459,7 +466,7 @@ static inline int demo_token_masks_checked(const demo_token_reader *r) {
     uint8_t all = 0;
     for (uint64_t t = 0; t < f->head->tokens; t++) all |= f->mask[t];
     if (all > 1)
-        return demo_token_wrong(r, "its loss mask holds other bytes than 0 and 1; %s",
+        return demo_token_wrong(r, "its loss mask has bytes other than 0 and 1; %s",
                                 demo_token_again);
     for (int64_t i = 0; i < f->documents; i++) {
         int64_t tokens = (int64_t)(f->offsets[i + 1] - f->offsets[i]);
@@ -467,7 +474,7 @@ static inline int demo_token_masks_checked(const demo_token_reader *r) {
         if (f->mask[f->offsets[i]] && !f->targets)
             return demo_token_wrong(
                 r,
-                "the first token of document %lld is to be learnt, which nothing predicts; %s",
+                "the first token of document %lld is supervised, but nothing predicts it; %s",
                 (long long)i + 1, demo_token_again);
     }
     return 0;
@@ -482,8 +489,8 @@ static inline int demo_token_choices_checked(const demo_token_reader *r) {
         demo_token_largest(f->choices, count) >= (uint32_t)f->head->words)
         return demo_token_wrong(
             r,
-            "its %llu bytes of choices are not 2 to %d of its %d words, each "
-            "once; %s",
+            "its reward tokens (%llu bytes) are not 2 to %d different ids of its vocabulary "
+            "of %d; %s",
             (unsigned long long)bytes, SEQPAR_MAX_CHOICES, f->head->words, demo_token_again);
     return 0;
 }
@@ -506,7 +513,9 @@ static inline int demo_token_targets_checked(const demo_token_reader *r) {
     for (uint64_t t = 0; t < f->head->tokens; t++)
         if (!demo_token_target_right(f, t))
             return demo_token_wrong(
-                r, "token %llu, with loss mask %d, has target %d and share %g; %s",
+                r,
+                "token %llu, with loss mask %d, has the label %d with probability %g; "
+                "%s",
                 (unsigned long long)t, f->mask[t], f->targets[t], (double)f->shares[t],
                 demo_token_again);
     return 0;
@@ -531,7 +540,7 @@ static inline int demo_token_about_checked(const demo_token_reader *r) {
                                      (size_t)demo_token_size(f, DEMO_ABOUT));
     return cJSON_IsObject(f->about)
                ? 0
-               : demo_token_wrong(r, "what it says of itself is no JSON object; %s",
+               : demo_token_wrong(r, "its description is not a JSON object; %s",
                                   demo_token_again);
 }
 
@@ -558,7 +567,7 @@ static inline int demo_token_file_open(demo_token_file *file, const char *path, 
     int failed = demo_token_map(&r) || demo_token_head_checked(&r) ||
                  demo_token_numbers_checked(&r);
     if (!failed && file->head->kind != kind)
-        failed = demo_token_wrong(&r, "is of kind %s, for %s; --kind %s is needed here",
+        failed = demo_token_wrong(&r, "is of kind %s, for %s; make one of --kind %s",
                                   demo_token_kinds[file->head->kind],
                                   demo_token_readers[file->head->kind], demo_token_kinds[kind]);
     if (!failed) failed = demo_token_table_checked(&r) || demo_token_sections_checked(&r);

@@ -48,28 +48,31 @@ static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
                          rank, (long long)c->lora_rank);
     if (zero && demo_lora_asked(c))
         return demo_fail(error,
-                         "--%s 0 means no adapters, and --%s lora wants some; give 1 or more",
+                         "--%s 0 means no adapters, but --%s lora needs adapters; give 1 or "
+                         "more",
                          rank, c->adapter ? "adapter" : "finetuning_type");
     if (!strcmp(rank, "lora_r") && c->lora_rank && !c->adapter)
         return demo_fail(error,
-                         "--lora_r %lld stands without --adapter, and then axolotl trains "
-                         "every weight; add --adapter lora, or leave it out",
+                         "without --adapter axolotl ignores --lora_r %lld and trains every "
+                         "weight; add --adapter lora, or leave it out",
                          (long long)c->lora_rank);
     if (c->adapter && !strcmp(c->adapter, "qlora") && !c->load_in_4bit)
         return demo_fail(error, "--adapter qlora keeps the model in four bits; add "
                                 "--load_in_4bit, or take lora");
     if (c->load_in_4bit && !demo_lora_asked(c))
-        return demo_fail(error, "--load_in_4bit keeps the model in four bits, in which it does "
-                                "not learn; add --lora_rank, or leave it out");
+        return demo_fail(error,
+                         "--load_in_4bit keeps the model in four bits, which cannot "
+                         "be trained without adapters; add --lora_rank, or leave it out");
     if (c->load_in_4bit && c->save_merged)
-        return demo_fail(error, "--save_merged would round what was learnt to four bits, as "
-                                "--load_in_4bit keeps the model; leave one of them out");
+        return demo_fail(error, "--save_merged would round the merged weights to the four "
+                                "bits of --load_in_4bit; leave one of them out");
     if (c->load_in_4bit && c->param_offload)
-        return demo_fail(error, "--param_offload keeps weights outside of the device's memory, "
-                                "and --load_in_4bit whole in it; leave one of them out");
+        return demo_fail(error, "--param_offload keeps weights outside of the device's "
+                                "memory, but --load_in_4bit keeps all of them there; leave "
+                                "one of them out");
     if (c->save_merged && !demo_lora_asked(c))
         return demo_fail(error,
-                         "--save_merged is about adapters; add --lora_rank, or leave it out");
+                         "--save_merged needs adapters; add --lora_rank, or leave it out");
     return 0;
 }
 
@@ -90,7 +93,7 @@ static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) 
                          demo_job_spelled(job, "target_modules"), (int)length, at, known);
     }
     return *targets ? 0
-                    : demo_fail(error, "--%s names nothing; give all-linear, or leave it out",
+                    : demo_fail(error, "--%s names no module; give all-linear, or leave it out",
                                 demo_job_spelled(job, "target_modules"));
 }
 
@@ -151,8 +154,8 @@ static int demo_lora_defaults(demo_job *job, demo_error *error) {
                                                                          : NULL;
     if (from == DEMO_FROM_AXOLOTL && missing)
         return demo_fail(error,
-                         "axolotl has no default for %s, and this command line is one of its "
-                         "kind; give --%s",
+                         "axolotl has no default for %s, and this command line has axolotl's "
+                         "options; give --%s",
                          missing, missing);
     if (!c->lora_rank) c->lora_rank = 8;
     if (!demo_job_typed(job, "lora_alpha") && from == DEMO_FROM_LLAMAFACTORY)
@@ -166,8 +169,8 @@ static int demo_lora_possible(const demo_job *job, demo_error *error) {
                                                           : "finetuning_type";
     if (!job->config.pretrain)
         return demo_fail(error,
-                         "--%s trains adapters of a model that stays as it is; give its folder "
-                         "by --pretrain",
+                         "--%s trains adapters of a pretrained model; give its folder by "
+                         "--pretrain",
                          name);
     return 0;
 }
@@ -197,17 +200,17 @@ static int demo_settle_targets(demo_job *job, demo_error *error) {
     if (mlp && a->targets & ~DEMO_LORA_ATTENTION)
         return demo_fail(
             error,
-            "the model has experts, whose MLPs have no adapters here; name q_proj, "
-            "k_proj, v_proj and o_proj alone in --%s",
+            "the model has experts, whose MLPs cannot have adapters; name only q_proj, "
+            "k_proj, v_proj and o_proj in --%s",
             demo_job_spelled(job, "target_modules"));
     if (mlp && c->load_in_4bit)
-        return demo_fail(error, "the model has experts, which --load_in_4bit does not keep in "
-                                "four bits; leave it out");
+        return demo_fail(error, "the model has experts, which --load_in_4bit does not "
+                                "support; leave it out");
     if (c->pretrain && a->targets & DEMO_LORA_SPLIT && demo_lora_fused(job))
         return demo_fail(error,
-                         "in --pretrain %.300s q_proj, k_proj and v_proj are one matrix, and "
-                         "gate_proj and up_proj: PEFT reads no adapters of the parts; give "
-                         "--target_modules o_proj,down_proj",
+                         "--pretrain %.300s stores q_proj, k_proj and v_proj as one matrix, "
+                         "and gate_proj and up_proj as another, so PEFT could not load "
+                         "adapters of them; give --target_modules o_proj,down_proj",
                          c->pretrain);
     return 0;
 }
@@ -226,7 +229,7 @@ static int demo_lora_output(const demo_job *job, demo_error *error) {
         if (!access(path, F_OK))
             return demo_fail(
                 error,
-                "--%s %.300s holds %s (%s), beside which %s would not be read; give "
+                "--%s %.300s holds %s (%s), and in that folder %s could not be loaded; give "
                 "another",
                 demo_job_spelled(job, "save_path"), c->save_path, kinds[i][1], kinds[i][0],
                 first ? "adapters" : "a whole model");
@@ -280,8 +283,8 @@ static void demo_lora_say(const demo_rank *r) {
             (long long)job->adapter.rank, (long long)job->config.lora_alpha, text,
             job->model.experts ? " (experts have none)" : "");
     fprintf(stderr,
-            job->objective->generates ? "%lld values beside %lld\n"
-                                      : "%lld values learn, %lld stay\n",
+            job->objective->generates ? "%lld parameters, added to %lld\n"
+                                      : "%lld parameters are trained, %lld are frozen\n",
             (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model));
 }
 
@@ -325,8 +328,8 @@ static seqpar_status demo_lora_load(demo_rank *r, seqpar_llama *adapters) {
         while (k < adapters->tensor_count && strcmp(adapters->tensors[k].name, name)) k++;
         if (k == adapters->tensor_count)
             status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
-                                 "%.300s has %.200s, which adapters of this model have not; "
-                                 "give those of --pretrain",
+                                 "%.300s has %.200s, which no adapter of this model has; "
+                                 "give adapters of --pretrain",
                                  path, name);
     }
     seqpar_safetensors_close(file);

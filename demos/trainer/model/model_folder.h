@@ -159,18 +159,17 @@ static void demo_config_known(const demo_config_reader *r, const demo_config_key
         const demo_config_key *rule = demo_config_rule(item->string, family, keys, count);
         if (!rule)
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                        "%s: key \"%s%s\" (%s) is not known here, so the model may be computed "
-                        "otherwise than it is meant; take a model of another family, or remove "
-                        "the key if the numbers do not hang on it",
+                        "%s: key \"%s%s\" (%s) is unknown and may change what the model "
+                        "computes; take a model of another family, or remove the key if it "
+                        "does not change the results",
                         r->path, r->of, item->string, demo_config_shown(shown, item));
         else if (cJSON_GetObjectItemCaseSensitive(r->json, item->string) != item)
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                        "%s: key \"%s%s\" stands there twice; remove one of them", r->path,
-                        r->of, item->string);
+                        "%s: key \"%s%s\" occurs twice; remove one of them", r->path, r->of,
+                        item->string);
         else if (!demo_config_allows(rule->value, item))
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                        "%s: \"%s%s\" is %s, but only %s can be computed here; take another "
-                        "model",
+                        "%s: \"%s%s\" is %s, but only %s is supported; take another model",
                         r->path, r->of, item->string, demo_config_shown(shown, item),
                         rule->value);
         if (r->error->status) return;
@@ -184,8 +183,8 @@ static int demo_rope_type(const demo_config_reader *r) {
     int type = 0;
     if (item && old && !cJSON_Compare(item, old, true))
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"%srope_type\" and \"%stype\" are two; remove one of them", r->path,
-                    r->of, r->of);
+                    "%s: \"%srope_type\" and \"%stype\" are different; remove one of them",
+                    r->path, r->of, r->of);
     if (!item) item = old;
     if (!item) return SEQPAR_ROPE_DEFAULT;
     while (type < DEMO_ROPES &&
@@ -193,8 +192,8 @@ static int demo_rope_type(const demo_config_reader *r) {
         type++;
     if (type < DEMO_ROPES) return type;
     seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                "%s: \"%srope_type\" is %s, but only default, linear, dynamic, llama3 and yarn "
-                "can be computed here",
+                "%s: \"%srope_type\" is %s, but only default, linear, dynamic, llama3 and "
+                "yarn are supported; take another model",
                 r->path, r->of, demo_config_shown(shown, item));
     return SEQPAR_ROPE_DEFAULT;
 }
@@ -272,8 +271,8 @@ static void demo_config_rope(const demo_config_reader *r, const demo_family *fam
     c->rope_theta = theta > 0 ? theta : family->theta;
     if (family->plain_rope && c->rope.type)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: a model of type %s has rope_type \"%s\", but only default can be "
-                    "computed here",
+                    "%s: a model of type %s has rope_type \"%s\", but only default is "
+                    "supported; take another model",
                     r->path, family->type, demo_ropes[c->rope.type].name);
 }
 
@@ -298,14 +297,12 @@ static const demo_family *demo_config_family(const demo_config_reader *r) {
                  demo_families[i].type);
     if (!family)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"model_type\" is %s, but only these can be computed here: %s",
-                    r->path, type ? demo_config_shown(shown, type) : "missing", types);
+                    "%s: \"model_type\" is %s, but only these are supported: %s", r->path,
+                    type ? demo_config_shown(shown, type) : "missing", types);
     else if (list && strcmp(name, family->causal) && strcmp(name, family->sequence))
-        seqpar_fail(
-            r->error, SEQPAR_ERR_FILE_FORMAT,
-            "%s: \"architectures\" is %s, but only [\"%s\"] or [\"%s\"] can be computed "
-            "here",
-            r->path, demo_config_shown(shown, list), family->causal, family->sequence);
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"architectures\" is %s, but only [\"%s\"] or [\"%s\"] are supported",
+                    r->path, demo_config_shown(shown, list), family->causal, family->sequence);
     return family ? family : &demo_families[0];
 }
 
@@ -329,8 +326,8 @@ static int64_t demo_config_layer_types(const demo_config_reader *r, int64_t laye
     if (cJSON_IsArray(list) && i == layers) return from;
     seqpar_fail(
         r->error, SEQPAR_ERR_FILE_FORMAT,
-        "%s: \"layer_types\" is no list of %lld layers, first such with full_attention, "
-        "then such with sliding_attention; only that can be computed here",
+        "%s: \"layer_types\" must name %lld layers, first those with full_attention, then "
+        "those with sliding_attention; take another model",
         r->path, (long long)layers);
     return layers;
 }
@@ -348,8 +345,7 @@ static void demo_config_no_window(const demo_config_reader *r, const demo_family
     char shown[64];
     seqpar_fail(
         r->error, SEQPAR_ERR_FILE_FORMAT,
-        "%s: \"sliding_window\" is %s, which a model of type %s %s; remove it, or take a "
-        "Mistral",
+        "%s: \"sliding_window\" is %s, but a model of type %s %s; remove it, or take a Mistral",
         r->path, demo_config_shown(shown, demo_config_item(r, "sliding_window")), family->type,
         why);
 }
@@ -358,12 +354,12 @@ static void demo_config_window_all(const demo_config_reader *r, const demo_famil
                                    seqpar_llama_config *c) {
     if (cJSON_IsFalse(demo_config_item(r, "use_sliding_window")) &&
         demo_config_item(r, "sliding_window"))
-        demo_config_no_window(r, family, "has whatever \"use_sliding_window\" says");
+        demo_config_no_window(r, family, "uses it even where \"use_sliding_window\" is false");
     else if (!cJSON_GetObjectItemCaseSensitive(r->json, "sliding_window"))
         seqpar_fail(
             r->error, SEQPAR_ERR_FILE_FORMAT,
-            "%s: \"sliding_window\" is missing, which a model of type %s may have; write "
-            "a number of tokens, or null",
+            "%s: \"sliding_window\" is missing, but a model of type %s needs it; write a "
+            "number of tokens, or null",
             r->path, family->type);
     else if (demo_config_item(r, "sliding_window"))
         c->window = demo_config_number(r, "sliding_window", SEQPAR_MAX_TOKENS, 0);
@@ -382,7 +378,7 @@ static void demo_config_window_layers(const demo_config_reader *r, seqpar_llama_
     }
     seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                 "%s: \"layer_types\" has sliding_attention, but \"use_sliding_window\" or "
-                "\"sliding_window\" says that there is none; set one of them right",
+                "\"sliding_window\" says that there is none; correct one of them",
                 r->path);
 }
 
@@ -398,8 +394,8 @@ static void demo_config_window(const demo_config_reader *r, const demo_family *f
              demo_config_layer_types(r, c->layers) < c->layers)
         seqpar_fail(
             r->error, SEQPAR_ERR_FILE_FORMAT,
-            "%s: \"layer_types\" has sliding_attention, which a model of type %s cannot "
-            "have here; take one with full_attention alone",
+            "%s: \"layer_types\" has sliding_attention, which is not supported for type %s; "
+            "take a model with full_attention only",
             r->path, family->type);
 }
 
@@ -419,8 +415,8 @@ static int64_t demo_config_no_rope(const demo_config_reader *r, int64_t layers) 
     }
     if (list && i < layers)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"no_rope_layers\" is no list of %lld numbers, in which each of some "
-                    "step is 0 and all others 1; only that can be computed here",
+                    "%s: \"no_rope_layers\" must be %lld numbers: 0 for every n-th layer, 1 "
+                    "for all others; take another model",
                     r->path, (long long)layers);
     return every > layers ? 0 : every;
 }
@@ -522,7 +518,7 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
     }
     if (!json)
         seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: no JSON object {...} from byte %lld of %lld on; it must be the "
+                    "%s: not a JSON object {...} from byte %lld of %lld on; give the "
                     "config.json of a model",
                     path, (long long)(end - text), (long long)size);
     free(text);
@@ -667,7 +663,8 @@ static inline seqpar_status demo_save_config(const char *folder, const seqpar_ll
             return seqpar_file_write_atomic(path, text, size, error);
     }
     return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                       "%s is not written: no family of models is computed as this one is",
+                       "%s is not written: no known family of models computes what this "
+                       "model does",
                        path);
 }
 
@@ -900,8 +897,8 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_n
         }
         return seqpar_fail(
             error, SEQPAR_ERR_FILE_TENSOR,
-            "%s: tensor \"%s\" is no part of the model that config.json describes and would be "
-            "left unread; take the config.json that belongs to it%s",
+            "%s: tensor \"%s\" is not a tensor of the model that config.json describes; take "
+            "the config.json that belongs to these weights%s",
             shard->path, name,
             model->config.score ? ", or name the head by --value_head_prefix" : "");
     }

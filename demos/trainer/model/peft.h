@@ -60,7 +60,7 @@ static int demo_peft_number(const cJSON *json, const char *path, const char *key
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(json, key);
     *number = value ? value->valuedouble : NAN;
     if (cJSON_IsNumber(value) && *number >= low && *number <= high) return 0;
-    return demo_fail(error, "%.300s: %s is %s%.9g, and must be a number from %.10g to %.10g",
+    return demo_fail(error, "%.300s: %s is %s%.9g, but must be a number from %.10g to %.10g",
                      path, key, cJSON_IsNumber(value) ? "" : "no number, ", *number, low, high);
 }
 
@@ -74,11 +74,17 @@ static int demo_peft_targets(const cJSON *json, const char *path, int *targets,
         const char *text = cJSON_IsString(word) ? word->valuestring : "";
         int bits = demo_lora_bits(text, strlen(text));
         if (!bits)
-            return demo_fail(error, "%.300s: target_modules has %.60s, which no layer has here",
+            return demo_fail(error,
+                             "%.300s: target_modules has %.60s, but no layer has a "
+                             "module of that name; give another adapter",
                              path, text);
         *targets |= bits;
     }
-    return *targets ? 0 : demo_fail(error, "%.300s: target_modules names nothing", path);
+    return *targets ? 0
+                    : demo_fail(error,
+                                "%.300s: target_modules names no module; give "
+                                "another adapter",
+                                path);
 }
 
 /* Only the head "score" may be among modules_to_save. */
@@ -87,8 +93,10 @@ static int demo_peft_saved(const cJSON *json, const char *path, demo_error *erro
     for (word = cJSON_IsArray(list) ? list->child : NULL; word; word = word->next)
         if (!cJSON_IsString(word) || strcmp(word->valuestring, "score"))
             return demo_fail(
-                error, "%.300s: modules_to_save has %.60s, which has no second copy here", path,
-                cJSON_IsString(word) ? word->valuestring : "what is no text");
+                error,
+                "%.300s: modules_to_save has %.60s, but only score is supported; give "
+                "another adapter",
+                path, cJSON_IsString(word) ? word->valuestring : "a value that is not text");
     return 0;
 }
 
@@ -97,12 +105,16 @@ static int demo_peft_take(const cJSON *json, const char *path, demo_peft *p,
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "peft_type"), *key;
     double rank, alpha;
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "LORA"))
-        return demo_fail(error, "%.300s: peft_type is %.60s, and LORA is what is done here",
+        return demo_fail(error,
+                         "%.300s: peft_type is %.60s, but only LORA is supported; "
+                         "give another adapter",
                          path, cJSON_IsString(type) ? type->valuestring : "missing");
     for (key = json->child; key; key = key->next)
         if (!demo_list_has(demo_peft_keys, key->string) && !demo_peft_empty(key))
-            return demo_fail(error, "%.300s: %.60s is set, and is not done here", path,
-                             key->string);
+            return demo_fail(error,
+                             "%.300s: %.60s is set, which is not supported; give "
+                             "another adapter",
+                             path, key->string);
     if (demo_peft_number(json, path, "r", 1, SEQPAR_MAX_WIDTH, &rank, error) ||
         demo_peft_number(json, path, "lora_alpha", 1, INT32_MAX, &alpha, error) ||
         demo_peft_number(json, path, "lora_dropout", 0, 0.99, &p->dropout, error) ||
@@ -112,7 +124,9 @@ static int demo_peft_take(const cJSON *json, const char *path, demo_peft *p,
     p->alpha = (int64_t)alpha;
     p->rooted = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "use_rslora"));
     if ((double)p->rank == rank && (double)p->alpha == alpha) return 0;
-    return demo_fail(error, "%.300s: r is %g and lora_alpha %g; whole numbers are done here",
+    return demo_fail(error,
+                     "%.300s: r is %g and lora_alpha %g, but both must be whole "
+                     "numbers; give another adapter",
                      path, rank, alpha);
 }
 

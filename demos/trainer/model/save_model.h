@@ -67,11 +67,10 @@ static inline void demo_say_rounded(const demo_entry *entries, int64_t count, in
     int64_t size = seqpar_dtype_bytes(dtype), i = 0;
     while (i < count && seqpar_safetensors_dtype_bytes(entries[i].dtype) >= size) i++;
     if (i < count)
-        fprintf(
-            stderr,
-            "notice: weights in %.300s are rounded to %s, as those that training began with "
-            "are; --save_dtype float32 keeps all bits\n",
-            folder, demo_dtype_name(entries[i].dtype));
+        fprintf(stderr,
+                "notice: weights in %.300s are rounded to %s, the type of the weights of "
+                "--pretrain; --save_dtype float32 keeps all bits\n",
+                folder, demo_dtype_name(entries[i].dtype));
 }
 
 static inline seqpar_status demo_source_names(seqpar_ctx *ctx, const char *folder, int *names) {

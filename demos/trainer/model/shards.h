@@ -66,8 +66,8 @@ static seqpar_status demo_shard_fits(const seqpar_safetensors_file *file,
         if (!*wanted) wanted = one;
         if (!its != !one || (its && strcmp(its, wanted)))
             return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                               "%.300s is of the %s %.40s, the checkpoint of the %s %.40s; put "
-                               "its own file there, or take another checkpoint",
+                               "%.300s belongs to %s %.40s, but the checkpoint to %s %.40s; "
+                               "restore the checkpoint's file, or take another checkpoint",
                                path, key, its ? its : "unknown", key,
                                wanted ? wanted : "unknown");
     }
@@ -255,8 +255,8 @@ static seqpar_status demo_shards_open(const demo_transfer *s, demo_shards_in *in
             const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, k);
             if (!demo_parse_span(s, t, kinds, prefix, &span))
                 status = seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
-                                     "%.300s: %.100s is of no tensor that this model or its "
-                                     "optimizer has; go on with the same model and options",
+                                     "%.300s: neither this model nor its optimizer has "
+                                     "%.100s; go on with the same model and options",
                                      path, t->name);
             span.file = i;
             arrput(in->spans, span);
@@ -288,8 +288,9 @@ static seqpar_status demo_shards_check(const demo_transfer *s, const demo_shards
             if (end != t->rows * t->cols)
                 return seqpar_fail(
                     s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
-                    "the shards in %.300s have %s%.100s up to its element %lld of "
-                    "%lld; they are of another model, or one of them is missing",
+                    "the shards in %.300s have %s%.100s only up to its element %lld of %lld; "
+                    "they are of another model, or one of them is missing; take another "
+                    "checkpoint",
                     folder, prefix[kind], t->name, (long long)end,
                     (long long)(t->rows * t->cols));
         }

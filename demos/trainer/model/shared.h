@@ -33,8 +33,8 @@ static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
     kept.four_bits = shared->four_bits;
     if (shared->four_bits && offload)
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                           "a model that is kept outside of the device's memory is not in four "
-                           "bits; leave out --load_in_4bit or the offload");
+                           "--load_in_4bit does not support a model that is offloaded; leave "
+                           "out --load_in_4bit or the offload");
     if (shared->sharded || offload)
         return seqpar_llama_open_sharded(ctx, model, &kept, 0, shared->offloaded || offload);
     if (!shared->device) return seqpar_llama_open(ctx, model, &kept);

@@ -100,7 +100,8 @@ static inline seqpar_status demo_source_copy(const char *source, const char *fol
     if (access(from, F_OK)) return SEQPAR_OK;
     if (!(text = demo_read_file(from, &size)))
         return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
-                           "%s cannot be read, which belongs to the model; %s has all but it",
+                           "%s, a file of the model, cannot be read; %s is complete except "
+                           "for this file",
                            from, folder);
     seqpar_file_write_atomic(to, text, (int64_t)size, error);
     free(text);

@@ -97,16 +97,16 @@ static inline seqpar_status demo_weights_entry(demo_weights *w, const cJSON *ent
     if (!*name || strchr(name, '/') || strlen(name) > 255)
         return seqpar_fail(
             error, SEQPAR_ERR_FILE_FORMAT,
-            "%s: tensor \"%.100s\" is said to be in '%.100s'; give the name of a "
-            "file beside it",
+            "%s: weight_map says that tensor \"%.100s\" is in '%.100s', but it must name a "
+            "file in the same folder; correct it",
             w->index, entry->string, name);
     snprintf(path, sizeof path, "%s/%s", w->folder, name);
     while (i < w->count && strcmp(w->shards[i].path, path)) i++;
     if (i == w->count && demo_weights_add(w, path, error)) return error->status;
     if (!seqpar_safetensors_find(w->shards[i].file, entry->string))
         return seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR,
-                           "%s: tensor \"%.100s\" is said to be in %.100s, which does not have "
-                           "it; download both again",
+                           "%s: weight_map says that tensor \"%.100s\" is in %.100s, which "
+                           "does not have it; download both again",
                            w->index, entry->string, name);
     return SEQPAR_OK;
 }
@@ -119,8 +119,8 @@ static inline seqpar_status demo_weights_listed(const demo_weights *w, const cJS
         tensors += seqpar_safetensors_count(w->shards[i].file);
     if (tensors == listed) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR,
-                       "%s lists %lld tensors, the files that it names have %lld; download all "
-                       "of them again",
+                       "%s lists %lld tensors, but the files that it names have %lld; "
+                       "download all of them again",
                        w->index, (long long)listed, (long long)tensors);
 }
 
@@ -130,8 +130,8 @@ static inline seqpar_status demo_weights_map(demo_weights *w, const cJSON *map,
     if (!cJSON_IsObject(map) || !count || count > DEMO_INDEX_TENSORS || demo_json_twice(map))
         return seqpar_fail(
             error, SEQPAR_ERR_FILE_FORMAT,
-            "%s: no object \"weight_map\" that says of each of up to %d tensors, "
-            "once, in which file it is",
+            "%s: no object \"weight_map\" of up to %d tensors, each once with its file; "
+            "download it again",
             w->index, DEMO_INDEX_TENSORS);
     if (demo_weights_reserve(w, count, error)) return error->status;
     for (const cJSON *entry = map->child; entry; entry = entry->next)
@@ -163,8 +163,8 @@ static inline seqpar_status demo_weights_adapter(const char *folder, seqpar_erro
     if (access(path, F_OK)) return SEQPAR_OK;
     return seqpar_fail(
         error, SEQPAR_ERR_FILE_OPEN,
-        "%s is an adapter, which is not added here; merge it into its model with "
-        "peft's merge_and_unload and save the result, or by --save_merged",
+        "%s is an adapter, not a whole model; merge it into its model with peft's "
+        "merge_and_unload and save the result, or by --save_merged",
         path);
 }
 
@@ -172,10 +172,10 @@ static inline seqpar_status demo_weights_adapter(const char *folder, seqpar_erro
 static inline seqpar_status demo_weights_form(const char *folder, seqpar_error *error) {
     static const char *const forms[][2] = {
         {"pytorch_model.bin",
-         "is a model in PyTorch's pickle format, which is not read here; load it with "
+         "is a model in PyTorch's pickle format, which is not supported; load it with "
          "transformers and save it with save_pretrained(...)"},
         {"pytorch_model.bin.index.json",
-         "is a model in PyTorch's pickle format, which is not read here; load it with "
+         "is a model in PyTorch's pickle format, which is not supported; load it with "
          "transformers and save it with save_pretrained(...)"},
     };
     char other[DEMO_WEIGHTS_PATH];

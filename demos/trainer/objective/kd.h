@@ -23,7 +23,11 @@ typedef struct {
      NULL, \
      "folder of the teacher, a model of the same vocabulary", \
      DEMO_ANY}, \
-        {"kd_coef",         &(k).kd_coef, DEMO_FLOAT, "0.4", "the teacher's share of the loss", \
+        {"kd_coef", \
+         &(k).kd_coef, \
+         DEMO_FLOAT, \
+         "0.4", \
+         "weight of the KL term; the cross entropy of the labels has weight 1 - this", \
          DEMO_BETWEEN(0, 1)}, \
         {"kd_reverse", \
          &(k).kd_reverse, \
@@ -33,7 +37,7 @@ typedef struct {
          DEMO_ANY}, \
     { \
         "teacher_offload", &(k).teacher_offload, DEMO_FLAG, NULL, \
-            "keep the teacher's weights outside of the device's memory, but for two layers", \
+            "offload the teacher's weights: at most two layers are in the device's memory", \
             DEMO_ANY \
     }
 
@@ -43,7 +47,7 @@ static const demo_kd_config *demo_kd_options(const demo_rank *r) {
 
 static int demo_kd_prepare(demo_job *job, demo_error *error) {
     if (!((const demo_kd_config *)job->options)->teacher_model)
-        return demo_fail(error, "there is no teacher; give its folder by --teacher_model");
+        return demo_fail(error, "no teacher model; give its folder by --teacher_model");
     return demo_sft_prepare(job, error);
 }
 

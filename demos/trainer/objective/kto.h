@@ -21,7 +21,7 @@ typedef struct {
          &(k).label_key, \
          DEMO_STRING, \
          "label", \
-         "JSON key that says whether the response is liked", \
+         "JSON key of the label: true if the response is desirable", \
          DEMO_ANY}, \
         DEMO_REFERENCE_BINDINGS(k), \
         {"beta",       &(k).beta, DEMO_FLOAT, "0.01", "temperature of the implicit reward", \
@@ -30,11 +30,11 @@ typedef struct {
          &(k).desirable_loss_weight, \
          DEMO_FLOAT, \
          "1", \
-         "weight of a liked response", \
+         "weight of the loss of desirable responses", \
          DEMO_AT_LEAST(0)}, \
     { \
         "undesirable_loss_weight", &(k).undesirable_loss_weight, DEMO_FLOAT, "1", \
-            "weight of the others", DEMO_AT_LEAST(0) \
+            "weight of the loss of undesirable responses", DEMO_AT_LEAST(0) \
     }
 
 static demo_labelled_set *demo_kto_set(const demo_job *job, const demo_dataset *set) {
@@ -56,8 +56,8 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
     set->file = labelled->file;
     if (set == &job->eval && arrlen(labelled->records) < 2)
         return demo_fail(error,
-                         "%s: an evaluation of 1 document has no other response to pair its "
-                         "prompt with, as the KL term needs; give 2 or more",
+                         "%s: KTO's KL term pairs each prompt with another document's "
+                         "response, but the evaluation has 1 document; give 2 or more",
                          paths);
     /* owned by the set from here on */
     for (int64_t i = 0; i < arrlen(labelled->records); i++)
@@ -167,9 +167,8 @@ static seqpar_status demo_kto_open(demo_rank *r) {
 static int demo_kto_prepare(demo_job *job, demo_error *error) {
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     if (k->desirable_loss_weight > 0 || k->undesirable_loss_weight > 0) return 0;
-    demo_fail(error,
-              "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches "
-              "nothing; raise one of them");
+    demo_fail(error, "desirable_loss_weight and undesirable_loss_weight are both 0, so nothing "
+                     "would be trained; raise one of them");
     return -1;
 }
 

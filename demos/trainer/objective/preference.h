@@ -23,17 +23,17 @@ typedef struct {
      &(p).prompt_key, \
      DEMO_STRING, \
      NULL, \
-     "JSON key of the prompt; without it chosen and rejected begin with it", \
+     "JSON key of the prompt; without it, chosen and rejected include the prompt", \
      DEMO_ANY}, \
         {"chosen_key", \
          &(p).chosen_key, \
          DEMO_STRING, \
          "chosen", \
-         "JSON key of the better response", \
+         "JSON key of the chosen response", \
          DEMO_ANY}, \
     { \
         "rejected_key", &(p).rejected_key, DEMO_STRING, "rejected", \
-            "JSON key of the worse response", DEMO_ANY \
+            "JSON key of the rejected response", DEMO_ANY \
     }
 
 #define DEMO_DPO_BINDINGS(p) \
@@ -47,18 +47,18 @@ typedef struct {
          &(p).label_smoothing, \
          DEMO_FLOAT, \
          "0", \
-         "share of pairs taken to be labelled the wrong way round (cDPO)", \
+         "assumed fraction of pairs whose labels are flipped (cDPO)", \
          DEMO_BETWEEN(0, 0.5)}, \
         {"simpo_gamma", \
          &(p).simpo_gamma, \
          DEMO_FLOAT, \
          "0.5", \
-         "simpo: margin of rewards that is aimed at", \
+         "simpo: target margin of rewards", \
          DEMO_AT_LEAST(0)}, \
     { \
         "nll_loss_coef", &(p).nll_loss_coef, DEMO_FLOAT, "0", \
-            "mixes in the chosen response's mean negative log-prob (TRL: the mean over all " \
-            "chosen tokens)", \
+            "weight of an added NLL loss: the chosen response's mean per token (TRL: the " \
+            "mean over all chosen tokens)", \
             DEMO_AT_LEAST(0) \
     }
 
@@ -74,13 +74,13 @@ typedef struct {
          &(p).margin_loss, \
          DEMO_FLAG, \
          NULL, \
-         "scores are to differ by the pair's margin", \
+         "subtract the pair's margin from the difference of its scores", \
          DEMO_ANY}, \
         {"margin_key", &(p).margin_key,           DEMO_STRING, \
          "margin",     "JSON key of that margin", DEMO_ANY}, \
     { \
         "value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", \
-            "name of the head: score gives the tensor score.weight", DEMO_ANY \
+            "name of the value head's tensor: score stands for score.weight", DEMO_ANY \
     }
 
 /* Does the definition of the loss have this value of the option? 0, or -1 with a message. */
@@ -89,8 +89,8 @@ static int demo_definition_has(const demo_job *job, const char *list, const char
     const demo_definition *by = demo_definition_of(job);
     if (demo_list_has(list, value)) return 0;
     return demo_fail(error,
-                     "--%s %s has no meaning in %s's definition of the loss, which knows %s; "
-                     "leave it out, or give another --loss_definition than %s",
+                     "--%s %s is not defined by %s, which has %s; leave it out, or give a "
+                     "--loss_definition other than %s",
                      option, value, by->releases, *list ? list : "none", by->name);
 }
 
@@ -117,8 +117,8 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     bool evaluates = set == &job->eval;
     if (pairs.counts.identical == arrlen(pairs.pairs)) {
         demo_fail(error,
-                  "%s: all %lld pairs are twice the same document (%lld cut), which prefers "
-                  "nothing; raise --max_len or look at the keys",
+                  "%s: in all %lld pairs chosen and rejected are the same (%lld cut), so no "
+                  "response is preferred; raise --max_len or check the keys",
                   paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
         set->file = NULL;
         demo_pairs_free(&pairs);
@@ -126,8 +126,8 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     }
     if (evaluates && pairs.counts.identical && !job->rank)
         fprintf(stderr,
-                "notice: %s: %lld of %lld pairs are twice the same document, of which neither "
-                "is preferred; they are left out of the evaluation\n",
+                "notice: %s: in %lld of %lld pairs chosen and rejected are the same; the "
+                "evaluation leaves these pairs out\n",
                 seqpar_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical,
                 (long long)arrlen(pairs.pairs));
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
@@ -176,7 +176,7 @@ static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit,
     if (!(fabs(columns[LOSS]) <= 1e300))
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
                            "step %lld: the loss of unit %lld (%s) is %g; lower the learning "
-                           "rate or look at the data of this step",
+                           "rate or check the data of this step",
                            (long long)r->step + 1, (long long)unit, r->job->objective->unit,
                            columns[LOSS]);
     w->seen.width = r->job->objective->columns;
@@ -290,8 +290,8 @@ static seqpar_status demo_sums_finite(demo_rank *r, const demo_window *w, const 
                     (long long)r->step + 1, k == LOGP ? "policy's" : "reference's",
                     (long long)w->which[i], sums[i * SUMS + k],
                     k == LOGP
-                        ? "lower the learning rate, or look at the weights of --pretrain"
-                        : "look at the weights of --ref_pretrain, or of --pretrain without it");
+                        ? "lower the learning rate, or check the weights of --pretrain"
+                        : "check the weights of --ref_pretrain (without it, of --pretrain)");
     return SEQPAR_OK;
 }
 
@@ -489,9 +489,9 @@ static void demo_dpo_text(const demo_job *job, char *text, size_t size) {
         used += (size_t)snprintf(text + used, size - used, ", label smoothing %g",
                                  p->label_smoothing);
     if (p->nll_loss_coef > 0)
-        snprintf(text + used, size - used, ", with the NLL %s",
-                 d.nll_tokens > 0 ? "of a chosen token of the step"
-                                  : "of a chosen response's token");
+        snprintf(text + used, size - used, ", with the NLL (%s)",
+                 d.nll_tokens > 0 ? "mean over the step's chosen tokens"
+                                  : "mean over each chosen response");
 }
 
 static int demo_dpo_defined(const demo_job *job, demo_error *error) {
@@ -504,8 +504,8 @@ static int demo_dpo_defined(const demo_job *job, demo_error *error) {
     if (!had && p->nll_loss_coef > 0 && !demo_list_has(by->with_nll, name)) had = by->with_nll;
     if (!had) return 0;
     return demo_fail(error,
-                     "--%s has no meaning for %s in %s's definition of the loss, where %s take "
-                     "it; set it to 0, or give another --pref_loss",
+                     "--%s is not defined for %s by %s, only for %s; set it to 0, or give "
+                     "another --pref_loss",
                      option, name, by->releases, had);
 }
 
@@ -624,9 +624,8 @@ static int demo_rm_prepare(demo_job *job, demo_error *error) {
         demo_definition_has(job, by->margins ? "true" : "", "margin_loss", "true", error))
         return -1;
     if (p->margin_loss && !strcmp(p->loss, "logexp"))
-        return demo_fail(error,
-                         "--loss logexp knows no margins; leave out --margin_loss or take "
-                         "--loss sigmoid");
+        return demo_fail(error, "--loss logexp has no margins; leave out --margin_loss or take "
+                                "--loss sigmoid");
     return 0;
 }
 

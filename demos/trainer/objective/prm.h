@@ -31,11 +31,11 @@ typedef struct {
          &(p).placeholder_token, \
          DEMO_STRING, \
          NULL, \
-         "the token behind each step, where the model is asked", \
+         "the token after each step, at which the model predicts the step's label", \
          DEMO_ANY}, \
     { \
         "reward_tokens", &(p).reward_tokens, DEMO_STRING, NULL, \
-            "what it chooses among there, with blanks between; without it, all tokens", \
+            "tokens to choose the label from, separated by spaces; without it, all tokens", \
             DEMO_ANY \
     }
 
@@ -47,10 +47,10 @@ static int demo_prm_prepare(demo_job *job, demo_error *error) {
     const demo_prm_config *p = demo_prm_options(job);
     if (job->config.long_documents == DEMO_LONG_CUT_BOTH)
         return demo_fail(error,
-                         "--truncation cut_both is of a prompt and a response, but steps "
-                         "have one text; give cut or drop");
+                         "--truncation cut_both needs a prompt and a response, but train_prm "
+                         "has a single text; give cut or drop");
     if (!p->placeholder_token && !demo_is_token_file(job->config.dataset))
-        return demo_fail(error, "there is no placeholder; name the token behind each step by "
+        return demo_fail(error, "no placeholder token; give the token after each step by "
                                 "--placeholder_token");
     return 0;
 }
@@ -74,8 +74,8 @@ static int demo_prm_bytes(const demo_prm_config *p, const char *paths, demo_step
     if (demo_is_token_file(paths) || how->data.prepare) return 0;
     if (!placeholder)
         return demo_fail(error,
-                         "%s: is no token file, so there is no placeholder; name it by "
-                         "--placeholder_token",
+                         "%s: is not a token file, so the placeholder token is unknown; give "
+                         "it by --placeholder_token",
                          paths);
     return demo_byte_token("placeholder_token", placeholder, strlen(placeholder),
                            &how->placeholder, error) ||
@@ -96,8 +96,8 @@ static int demo_prm_load(const demo_job *job, demo_dataset *set, const char *pat
     return demo_same_marks(&marks, &p->marks)
                ? 0
                : demo_fail(error,
-                           "%s: was made with other --reward_tokens than %s; make it anew with "
-                           "the same",
+                           "%s: was made with other --reward_tokens than %s; make it again "
+                           "with the same",
                            paths, job->config.dataset);
 }
 

@@ -13,7 +13,7 @@
 #define DEMO_OFFLOAD_BINDING(p) \
     { \
         "ref_offload", &(p).ref_offload, DEMO_FLAG, NULL, \
-            "keep the reference's weights outside of the device's memory, but for two layers", \
+            "offload the reference's weights: at most two layers are in the device's memory", \
             DEMO_ANY \
     }
 #define DEMO_REFERENCE_BINDINGS(p) \
@@ -21,12 +21,12 @@
      &(p).ref_pretrain, \
      DEMO_STRING, \
      NULL, \
-     "folder of the reference model; without it the model training starts from", \
+     "folder of the reference model; without it the initial model", \
      DEMO_ANY}, \
         DEMO_OFFLOAD_BINDING(p), { \
         "precompute_ref", &(p).precompute_ref, DEMO_FLAG, NULL, \
-            "ask the reference once, before the first step, and keep its log-probs in " \
-            "ckpt_path", \
+            "compute the reference's log-probs once, before the first step, and keep them " \
+            "in ckpt_path", \
             DEMO_ANY \
     }
 
@@ -58,8 +58,8 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
         return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     if (config->vocab == r->job->model.vocab) return SEQPAR_OK;
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
-                       "the %s in %s has a vocabulary of %lld, the model that is trained one "
-                       "of %lld; take one with the same tokens",
+                       "the %s in %s has a vocabulary of %lld, but the trained model one of "
+                       "%lld; take a model with the same tokens",
                        demo_frozen_name(r->job), folder, (long long)config->vocab,
                        (long long)r->job->model.vocab);
 }
@@ -102,8 +102,8 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
                     demo_frozen_name(r->job), r->job->objective->frozen ? "teacher" : "ref");
         if (c->adapter_name_or_path && !r->world->rank)
             fprintf(stderr,
-                    "notice: the %s is the model without adapters; to learn against those of "
-                    "--adapter_name_or_path, merge them (--save_merged) first\n",
+                    "notice: the %s is the model without adapters; for a reference with the "
+                    "adapters of --adapter_name_or_path, merge them first (--save_merged)\n",
                     demo_frozen_name(r->job));
         if (r->base) demo_lora_hangs(r, DEMO_OF_REFERENCE, r->base);
         return SEQPAR_OK;
@@ -233,7 +233,7 @@ static seqpar_status demo_notes_compare(demo_rank *r, const seqpar_safetensors_f
         if (!there || strcmp(there, notes->text[i]))
             return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
                                "%s was made with %s %s, this run has %s; use the same, or "
-                               "remove the file and it is made anew",
+                               "remove the file, and it is made again",
                                path, demo_note_keys[i], there ? there : "unknown",
                                notes->text[i]);
     }
@@ -268,7 +268,7 @@ static seqpar_status demo_stored_ask(demo_rank *r, demo_window *w, double *sums)
     for (int64_t i = 0; !status && i < arrlen(w->which); i++)
         if (!isfinite(sums[i]))
             status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
-                                 "the reference's log-prob of document %lld is %g; look at the "
+                                 "the reference's log-prob of document %lld is %g; check the "
                                  "weights of --ref_pretrain",
                                  (long long)w->which[i], sums[i]);
     return status;
@@ -371,9 +371,9 @@ static seqpar_status demo_stored_whole(demo_rank *r, seqpar_safetensors_file *fi
     demo_stored_sum_text(has, sum);
     if (status || (said && !strcmp(said, has))) return status;
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
-                       "%s: its log-probs have the CRC-32 %s, the file says %.40s; remove the "
-                       "file and it is made anew",
-                       path, has, said ? said : "nothing of it, as those of 0.2.0");
+                       "%s: its log-probs have the CRC-32 %s, but the file says %.40s; "
+                       "remove the file, and it is made again",
+                       path, has, said ? said : "none, as files of 0.2.0");
 }
 
 /* Rank 0 writes it, whole or not at all. */
@@ -424,8 +424,8 @@ static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *fil
     seqpar_status status = SEQPAR_OK;
     if (rows && rows->shape[0] < stored->windows)
         status = seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
-                             "%s holds the rows of %lld steps, this run has %lld; remove the "
-                             "file and it is made anew",
+                             "%s holds the rows of %lld steps, but this run has %lld; remove "
+                             "the file, and it is made again",
                              path, (long long)rows->shape[0], (long long)stored->windows);
     if (!status) status = seqpar_safetensors_read(file, there, &part, r->ctx.error);
     for (int64_t i = 0; !status && i < stored->windows; i++)
@@ -433,7 +433,7 @@ static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *fil
             status = seqpar_fail(
                 r->ctx.error, SEQPAR_ERR_OPTION,
                 "%s has other rows than this run, first in window %lld of %s; use the same "
-                "data and options, or remove the file and it is made anew",
+                "data and options, or remove the file, and it is made again",
                 path, (long long)i, names[2]);
     for (int i = 0; !status && i < 2; i++) {
         seqpar_safetensors_part sums = {

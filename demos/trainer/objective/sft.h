@@ -12,29 +12,31 @@
          &(c).output_key, \
          DEMO_STRING, \
          NULL, \
-         "JSON key of the response; without it all text is trained", \
+         "JSON key of the response; without it all text is trained on", \
          DEMO_ANY}, \
         {"pretrain_mode", \
          &(c).pretrain_mode, \
          DEMO_FLAG, \
          NULL, \
-         "plain text, every token trained", \
+         "plain text, every token is trained on", \
          DEMO_ANY}, \
         {"pretrain_eos", \
          &(c).pretrain_eos, \
          DEMO_FLAG, \
          NULL, \
-         "EOS ends each of its texts, unless it is cut; LLaMA-Factory's stage pt does", \
+         "with --pretrain_mode: append EOS to each text that is not cut, as " \
+         "LLaMA-Factory's stage pt", \
          DEMO_ANY}, \
         {"pretrain_blocks", \
          &(c).pretrain_blocks, \
          DEMO_FLAG, \
          NULL, \
-         "its texts follow each other in documents of max_len tokens, and see each other; the " \
-         "last tokens are left out; LLaMA-Factory's stage pt does, unless --packing false", \
+         "with --pretrain_mode: join the texts and cut them into documents of max_len " \
+         "tokens, in which texts attend to each other; the rest is left out; as " \
+         "LLaMA-Factory's stage pt without --packing false", \
          DEMO_ANY}, \
     { \
-        "train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", \
+        "train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "train on the prompt, too", \
             DEMO_ANY \
     }
 
@@ -44,7 +46,7 @@
          &(c).label_smoothing, \
          DEMO_FLOAT, \
          "0", \
-         "share of the target given to all", \
+         "label smoothing: probability that is spread over the vocabulary", \
          DEMO_BETWEEN(0, 0.999)}, \
     { \
         "z_loss", &(c).z_loss, DEMO_FLOAT, "0", "coefficient of the squared log-sum-exp", \
@@ -61,11 +63,11 @@ static int demo_sft_prepare(demo_job *job, demo_error *error) {
     if (plain && !demo_job_typed(job, "pretrain_blocks"))
         c->pretrain_blocks = c->packing_samples || !demo_job_typed(job, "packing_samples");
     if (!c->pretrain_mode && (c->pretrain_eos || c->pretrain_blocks))
-        return demo_fail(error, "--%s is about --pretrain_mode; add it, or leave this out",
+        return demo_fail(error, "--%s needs --pretrain_mode; add it, or leave this out",
                          c->pretrain_eos ? "pretrain_eos" : "pretrain_blocks");
     if (c->pretrain_blocks && !c->pretrain_eos)
-        return demo_fail(error, "--pretrain_blocks needs --pretrain_eos, or nothing would show "
-                                "where a text ends; add it, or leave it out");
+        return demo_fail(error, "--pretrain_blocks needs --pretrain_eos, as joined texts "
+                                "must have an end; add it, or leave --pretrain_blocks out");
     return 0;
 }
 
@@ -74,7 +76,7 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
     const demo_config *c = &job->config;
     if (c->pretrain_mode && c->output_key)
         return demo_fail(error,
-                         "pretrain_mode learns the text of --input_key alone; leave out "
+                         "--pretrain_mode trains on the text of --input_key only; leave out "
                          "--output_key %s",
                          c->output_key);
     demo_data_options options = demo_data_asked(job, paths, max_samples,

@@ -74,8 +74,8 @@ static inline seqpar_status group_advantages(seqpar_error *error, double *advant
     double mean = seqpar_mean(rewards, n), square = 0, scale;
     if (n < 2)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "a group has %lld responses; comparing them needs at least 2: raise "
-                           "n_samples_per_prompt",
+                           "a group has %lld responses, but the advantage compares at least "
+                           "2; raise n_samples_per_prompt",
                            (long long)n);
     for (int64_t i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
     scale = kind == ADVANTAGE_GRPO   ? 1.0 / (sqrt(square / (double)(n - 1)) + eps)

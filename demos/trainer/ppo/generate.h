@@ -18,8 +18,8 @@ static int demo_generate_slice(const demo_job *job, int64_t all, demo_error *err
     if (g->iter < 0) return 0;
     if ((double)g->iter * (double)g->slice >= (double)all)
         return demo_fail(error,
-                         "--iter %lld begins behind %.15g prompts, and there are %lld; give a "
-                         "smaller one",
+                         "--iter %lld skips the first %.15g prompts, but there are only "
+                         "%lld; give a smaller --iter",
                          (long long)g->iter, (double)g->iter * (double)g->slice,
                          (long long)all);
     g->first = g->iter * g->slice;
@@ -91,8 +91,8 @@ static int demo_generate_ours(const char *path, demo_error *error) {
         if (!strncmp(begin, begins[i], strlen(begins[i]))) return 0;
     return length <= 0 ? 0
                        : demo_fail(error,
-                                   "--output_path %.300s is there and holds no texts of a run; "
-                                   "give another, or move it away",
+                                   "--output_path %.300s exists and was not written by "
+                                   "generate; give another, or move it away",
                                    path);
 }
 
@@ -133,7 +133,8 @@ static void demo_generate_say(const demo_job *job) {
                 seqpar_escape(shown, sizeof shown, g->out.part));
     else if (g->resume)
         fprintf(stderr,
-                "notice: there are no texts in %s yet; this run begins with the first\n",
+                "notice: there is nothing to resume in %s; generation starts with the first "
+                "prompt\n",
                 seqpar_escape(shown, sizeof shown, g->out.part));
 }
 
@@ -271,17 +272,16 @@ static seqpar_status demo_generate_end(demo_rank *r) {
     if (demo_recipe_end(&g->out, &g->recipe, &counts, &why))
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why.text);
     if (counts.empty)
-        fprintf(stderr, "notice: texts without a character are left out: %lld\n",
-                (long long)counts.empty);
+        fprintf(stderr, "notice: empty texts are left out: %lld\n", (long long)counts.empty);
     if (counts.even && g->recipe.kind == DEMO_RECIPE_DPO)
         fprintf(stderr,
-                "notice: of %lld of %lld prompts all texts have the same reward; their pairs "
-                "prefer nothing\n",
+                "notice: for %lld of %lld prompts all texts have the same reward, so chosen "
+                "is not better than rejected\n",
                 (long long)counts.even, (long long)counts.inputs);
     demo_generate_totals(r, &counts);
     if (!fflush(stdout) && !ferror(stdout)) return SEQPAR_OK;
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE,
-                       "cannot write the closing figures: %s; the texts are in %.300s",
+                       "cannot write the final summary: %s; the texts are in %.300s",
                        strerror(errno), g->output_path);
 }
 

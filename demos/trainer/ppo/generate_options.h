@@ -41,42 +41,42 @@ typedef struct {
          &(c).micro_train_batch_size, \
          DEMO_INT, \
          "16", \
-         "texts that grow, and rows that are scored, at a time on a rank", \
+         "texts that a rank generates, and rows that it scores, at a time", \
          DEMO_COUNT(1)}, \
         {"zero_stage", \
          &(c).zero_stage, \
          DEMO_INT, \
          "0", \
-         "3: each weight is at its owner until texts grow", \
+         "3: weights are sharded until generation starts; 0 to 2: whole on each rank", \
          DEMO_BETWEEN(0, 3)}, \
-        {"seed", &(c).seed, DEMO_INT, "42", "of sampling", DEMO_AT_LEAST(0)}, \
+        {"seed", &(c).seed, DEMO_INT, "42", "seed of sampling", DEMO_AT_LEAST(0)}, \
         {"logging_steps", \
          &(c).logging_steps, \
          DEMO_INT, \
          "10", \
-         "a line every so many times that the file grows", \
+         "print a line every N writes to the output file", \
          DEMO_COUNT(1)}, \
-        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", \
+        {"json",  &(c).json, DEMO_FLAG, NULL, "print the final summary as one JSON object", \
          DEMO_ANY}, \
         DEMO_SAMPLING_BINDINGS(p), \
         {"output_path", \
          &(g).output_path, \
          DEMO_STRING, \
          NULL, \
-         "file of the texts, JSON lines; OUT.part until the last is there", \
+         "output file, JSON lines; named OUT.part until all texts are written", \
          DEMO_ANY}, \
         {"resume", \
          &(g).resume, \
          DEMO_FLAG, \
          NULL, \
-         "go on behind the texts of OUT.part, if it is there", \
+         "go on after the texts in OUT.part, if it exists", \
          DEMO_ANY}, \
         {"best_of_n", \
          &(g).best_of_n, \
          DEMO_INT, \
          "1", \
-         "so many texts for every prompt, and of these the best one: the same as " \
-         "--n_samples_per_prompt N --post_processor rs", \
+         "generate N texts for each prompt and keep the one with the best reward: the same " \
+         "as --n_samples_per_prompt N --post_processor rs", \
          DEMO_COUNT(1)}, \
         {"max_new_tokens", &(p).generate_max_len,     DEMO_INT, \
          "1024",           "longest text, in tokens", DEMO_COUNT(1)}, \
@@ -90,44 +90,45 @@ typedef struct {
          &(g).post_processor, \
          DEMO_STRING, \
          NULL, \
-         "training data in the place of the texts: rs, the best of each prompt; iter_dpo, the " \
-         "best and the worst; csft, every text with its reward in the prompt", \
+         "write training data instead of the texts: rs, the best text of each prompt; " \
+         "iter_dpo, the best and the worst; csft, every text with its reward in the prompt", \
          DEMO_ANY}, \
         {"reward_template", \
          &(g).reward_template, \
          DEMO_STRING, \
          "{input} <rm_score>: {reward} ", \
-         "csft: the prompt with its reward", \
+         "csft: template of the prompt with its reward", \
          DEMO_ANY}, \
         {"normalize_reward", \
          &(g).normalize, \
          DEMO_FLAG, \
          NULL, \
-         "csft: rewards less the mean of all texts', in units of their deviation", \
+         "csft: normalize rewards to mean 0 and standard deviation 1 over all texts", \
          DEMO_ANY}, \
         {"enable_csft", \
          &(g).enable_csft, \
          DEMO_FLAG, \
          NULL, \
-         "every prompt ends in --csft_prompt and a blank", \
+         "append --csft_prompt and a space to every prompt", \
          DEMO_ANY}, \
         {"csft_prompt", \
          &(g).csft_prompt, \
          DEMO_STRING, \
          "<rm_score>: 5.00", \
-         "the reward that is asked for", \
+         "with --enable_csft: the text that asks for a reward", \
          DEMO_ANY}, \
         {"iter", \
          &(g).iter, \
          DEMO_INT, \
          "-1", \
-         "only prompts iter x rollout_batch_size and those that follow; -1: all", \
+         "generate for rollout_batch_size prompts only, from number iter x " \
+         "rollout_batch_size on; -1: for all", \
          DEMO_COUNT(0)}, \
-        {"rollout_batch_size", &(g).slice,   DEMO_INT, "2048", \
-         "so many with iter",  DEMO_COUNT(1)}, \
+        {"rollout_batch_size", &(g).slice, DEMO_INT, "2048", "number of prompts with --iter", \
+         DEMO_COUNT(1)}, \
     { \
         "eval_task", &(g).eval_task, DEMO_STRING, "generate", \
-            "what OpenRLHF calls it; rm, scores for texts of another run, is not done here", \
+            "task by OpenRLHF's name; rm, which scores texts of another run, is not supported", \
             DEMO_ANY \
     }
 
@@ -145,13 +146,12 @@ static int demo_generate_files(const demo_job *job, demo_error *error) {
     const demo_generate_config *g = demo_generate_of(job);
     if (!job->config.dataset) return demo_fail(error, "no prompts; give --dataset FILE");
     if (!job->config.pretrain) return demo_fail(error, "no model; give --pretrain FOLDER");
-    if (!g->output_path)
-        return demo_fail(error, "no place for the texts; give --output_path FILE");
+    if (!g->output_path) return demo_fail(error, "no output file; give --output_path FILE");
     if (strcmp(g->eval_task, "generate"))
         return demo_fail(
-            error, "--eval_task rm scores texts of another run, and here they are scored as "
-                   "they are generated; leave it out, and add --reward_pretrain to the "
-                   "command that generates");
+            error, "--eval_task rm is not supported, as texts are scored when they are "
+                   "generated; leave it out, and add --reward_pretrain to the command that "
+                   "generates");
     return 0;
 }
 
@@ -166,9 +166,9 @@ static int demo_generate_sampling(demo_job *job, demo_error *error) {
                          "a prompt has; leave one of them out");
     if (g->best_of_n > 1 && !demo_generate_scores(g))
         return demo_fail(error,
-                         "--best_of_n %lld has nothing to choose by; give --reward_pretrain "
-                         "FOLDER, --remote_rm_url URL or --reward_rule last_number (or "
-                         "--n_samples_per_prompt, for all of the texts)",
+                         "--best_of_n %lld needs a reward to choose by; give "
+                         "--reward_pretrain FOLDER, --remote_rm_url URL or --reward_rule "
+                         "last_number (or --n_samples_per_prompt, for all of the texts)",
                          (long long)g->best_of_n);
     if (g->best_of_n > 1) p->n_samples_per_prompt = g->best_of_n;
     if (g->best_of_n > 1 && !g->post_processor) g->post_processor = "rs";
@@ -196,20 +196,19 @@ static int demo_generate_recipe(demo_job *job, demo_error *error) {
     g->recipe = (demo_recipe){kind, g->reward_template, g->normalize};
     if (kind && !demo_generate_scores(g))
         return demo_fail(error,
-                         "--post_processor %s goes by rewards, and nothing gives one; give "
-                         "--reward_pretrain FOLDER, --remote_rm_url URL or --reward_rule "
-                         "last_number",
+                         "--post_processor %s needs rewards; give --reward_pretrain FOLDER, "
+                         "--remote_rm_url URL or --reward_rule last_number",
                          g->post_processor);
     if (kind && !csft && g->ppo.n_samples_per_prompt < 2)
         return demo_fail(
             error,
-            "--post_processor %s compares the texts of a prompt, and there is one; "
+            "--post_processor %s compares the texts of a prompt, but each prompt has one; "
             "give --n_samples_per_prompt 2 or more",
             g->post_processor);
     if (!csft && (g->normalize || demo_job_typed(job, "reward_template")))
         return demo_fail(error,
-                         "--%s is about the rewards that --post_processor csft writes into "
-                         "prompts; add that, or leave it out",
+                         "--%s acts only with --post_processor csft, which writes rewards "
+                         "into prompts; add that, or leave it out",
                          g->normalize ? "normalize_reward" : "reward_template");
     if (csft &&
         (!strstr(g->reward_template, "{input}") || !strstr(g->reward_template, "{reward}")))
@@ -217,9 +216,8 @@ static int demo_generate_recipe(demo_job *job, demo_error *error) {
                          "--reward_template is '%.300s'; it must hold {input} and {reward}",
                          g->reward_template);
     if (demo_job_typed(job, "csft_prompt") && !g->enable_csft)
-        return demo_fail(error,
-                         "--csft_prompt is written behind prompts with --enable_csft; add "
-                         "that, or leave it out");
+        return demo_fail(
+            error, "--csft_prompt acts only with --enable_csft; add that, or leave it out");
     return 0;
 }
 
@@ -227,12 +225,13 @@ static int demo_generate_rewards(const demo_job *job, demo_error *error) {
     const demo_ppo_config *p = &demo_generate_of(job)->ppo;
     if (p->reward_rule && !p->label_key && !demo_is_token_file(job->config.dataset))
         return demo_fail(error,
-                         "reward_rule %s compares with a right answer; name it by --label_key",
+                         "reward_rule %s compares with the right answer; name its key by "
+                         "--label_key",
                          p->reward_rule);
     if (p->label_key && !p->reward_rule && !p->servers.urls)
         return demo_fail(error,
-                         "--label_key names a right answer, which only --reward_rule and "
-                         "reward servers are given; add one, or leave it out");
+                         "--label_key names the right answer, which only --reward_rule and "
+                         "reward servers use; add one of them, or leave it out");
     return p->servers.urls ? demo_servers_check(&p->servers, error) : 0;
 }
 

@@ -46,8 +46,8 @@ static int demo_generated_alike(const demo_generated *g, const char *line,
     if (!cJSON_HasObjectItem(json, "seqpar_generate"))
         wrong = demo_fail(
             error,
-            "%.300s is there and no run that generates wrote it; move it away, or "
-            "give another --output_path",
+            "%.300s exists and was not written by generate; move it away, or give another "
+            "--output_path",
             g->part);
     for (int64_t i = 0; i < arrlen(notes) && !wrong; i++) {
         const cJSON *there = cJSON_GetObjectItemCaseSensitive(json, notes[i].key);
@@ -55,8 +55,8 @@ static int demo_generated_alike(const demo_generated *g, const char *line,
         if (strcmp(text, notes[i].value))
             wrong = demo_fail(
                 error,
-                "%.300s was begun with %s %.64s, this run has %.64s; use the same "
-                "to go on, or remove the file to begin anew",
+                "%.300s was started with %s %.64s, but this run has %.64s; use the same to "
+                "go on, or remove the file to start again",
                 g->part, notes[i].key, text, notes[i].value);
     }
     cJSON_Delete(json);
@@ -119,8 +119,8 @@ static int demo_generated_count(demo_generated *g, int64_t per_prompt, int64_t m
     if (g->texts > most)
         return demo_fail(
             error,
-            "%.300s holds %lld texts, this run has %lld in all; remove the file to "
-            "begin anew",
+            "%.300s holds %lld texts, but this run has %lld in all; remove the file to start "
+            "again",
             g->part, (long long)g->texts, (long long)most);
     clearerr(g->file);
     return ftruncate(fileno(g->file), end) || fseeko(g->file, end, SEEK_SET)
@@ -151,7 +151,7 @@ static int demo_generated_open(demo_generated *g, const char *path, bool resume,
     if (!wrong && g->texts && !resume)
         wrong = demo_fail(error,
                           "%.300s holds %lld texts of a run that did not end; go on with "
-                          "--resume, or remove the file to begin anew",
+                          "--resume, or remove the file to start again",
                           g->part, (long long)g->texts);
     return wrong || g->texts ? wrong : demo_generated_begin(g, notes, error);
 }

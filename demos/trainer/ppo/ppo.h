@@ -30,13 +30,13 @@ static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2
     if (n == 1)
         demo_progress_say(
             &r->progress,
-            "after %lld rollouts: %lld of %lld held-out prompts answered rightly (%.1f %%)",
+            "after %lld rollouts: %lld of %lld held-out prompts answered correctly (%.1f %%)",
             (long long)rollouts, (long long)right[0], (long long)prompts,
             100 * r->eval_means[0]);
     else
         demo_progress_say(&r->progress,
                           "after %lld rollouts: %lld of %lld texts for held-out prompts are "
-                          "right (%.1f %%), %lld of %lld prompts have one",
+                          "correct (%.1f %%), %lld of %lld prompts have a correct one",
                           (long long)rollouts, (long long)right[0], (long long)(prompts * n),
                           100 * r->eval_means[0], (long long)right[1], (long long)prompts);
     demo_report_add(&report, "rollout", (double)rollouts, DEMO_PLACE);
@@ -238,8 +238,8 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
     if (p->drawn < rollouts * c->rollout_batch_size || p->drawn > all ||
         !(p->kl.coef >= 0 && p->kl.coef <= 1e300))
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
-                           "the checkpoint in %.300s says that %lld prompts were drawn and the "
-                           "KL coefficient is %g, which cannot be; take another",
+                           "the checkpoint in %.300s says that %lld prompts were drawn and "
+                           "the KL coefficient is %g, which is impossible; take another",
                            r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
     return demo_has_role(r, DEMO_CRITIC) ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
@@ -276,8 +276,9 @@ static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
                            (long long)c->rollout_batch_size, range[0], range[1]);
     if (r->world->rank == 0)
         demo_progress_say(&r->progress,
-                          "notice: all %lld prompts are used up after %lld of %lld rollouts, "
-                          "%lld more with mean rewards inside (%g, %g) are too few for another",
+                          "notice: all %lld prompts are used up after %lld of %lld rollouts; "
+                          "the %lld left with mean rewards inside (%g, %g) are too few for "
+                          "another",
                           (long long)p->drawn, (long long)rollouts, (long long)r->job->rounds,
                           (long long)kept, range[0], range[1]);
     return SEQPAR_OK;
@@ -536,8 +537,8 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
                    (double)(p->rollout_batch_size * p->n_samples_per_prompt);
     if (!(steps < 9e15))
         return demo_fail(error,
-                         "num_episodes %lld and max_epochs %g come to as many as %g optimizer "
-                         "steps; lower them",
+                         "num_episodes %lld and max_epochs %g make up to %g optimizer steps, "
+                         "more than 9e15; lower them",
                          (long long)p->num_episodes, job->config.max_epochs, steps);
     if (p->pretrain_data && demo_pretraining_load(job, error)) return -1;
     return demo_sets_agree(job, &p->pretraining, p->pretrain_data, error);

@@ -55,22 +55,25 @@ typedef struct {
          &(p).servers.urls, \
          DEMO_STRING, \
          NULL, \
-         "http servers that give rewards, a comma list; what they say is added", \
+         "URLs of HTTP reward servers, a comma list; their rewards are added", \
          DEMO_ANY}, \
-        {"remote_rm_timeout",         &(p).servers.timeout, DEMO_FLOAT, "180", \
-         "seconds a server may take", {0, 1e6, true}}, \
+        {"remote_rm_timeout", \
+         &(p).servers.timeout, \
+         DEMO_FLOAT, \
+         "180", \
+         "timeout for a server's answer, in seconds", \
+         {0, 1e6, true}}, \
         {"remote_rm_retries", \
          &(p).servers.retries, \
          DEMO_INT, \
          "4", \
-         "further tries when a server cannot be reached or is busy", \
+         "retries if a server cannot be reached or is busy", \
          DEMO_COUNT(0)}, \
         {"remote_rm_backoff", \
          &(p).servers.backoff, \
          DEMO_FLOAT, \
          "1", \
-         "seconds before the second try, twice as many before each one after, a minute at " \
-         "most", \
+         "seconds before the first retry, doubled for each further one, at most 60", \
          DEMO_BETWEEN(0, 60)}, \
         {"value_head_prefix", \
          &(p).value_head_prefix, \
@@ -82,19 +85,21 @@ typedef struct {
          &(p).n_samples_per_prompt, \
          DEMO_INT, \
          "1", \
-         "texts for every prompt", \
+         "texts for each prompt", \
          DEMO_COUNT(1)}, \
         {"prompt_max_len", &(p).prompt_max_len,         DEMO_INT, \
          "1024",           "longest prompt, in tokens", DEMO_COUNT(1)}, \
-        {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", {0, 1e30, true}}, \
+        {"temperature", &(p).temperature,          DEMO_FLOAT, \
+         "1",           "temperature of sampling", {0, 1e30, true}}, \
         {"top_p", \
          &(p).top_p, \
          DEMO_FLOAT, \
          "1", \
-         "share of probability that is sampled from", \
+         "nucleus sampling: sample from the most probable tokens that have this " \
+         "probability together", \
          DEMO_BETWEEN(0, 1)}, \
     { \
-        "top_k", &(p).top_k, DEMO_INT, "0", \
-            "so many most probable tokens are sampled from; 0: all", DEMO_COUNT(0) \
+        "top_k", &(p).top_k, DEMO_INT, "0", "sample from the N most probable tokens; 0: all", \
+            DEMO_COUNT(0) \
     }
 #endif

@@ -20,13 +20,13 @@
          &(c).dataset_probs, \
          DEMO_STRING, \
          NULL, \
-         "a weight for each of them, by which records are drawn", \
+         "sampling weights of these data sets, a comma list", \
          DEMO_ANY}, \
         {"ref_pretrain", \
          &(p).ref_pretrain, \
          DEMO_STRING, \
          NULL, \
-         "folder of the reference model; without it the model training starts from", \
+         "folder of the reference model; without it the initial model", \
          DEMO_ANY}, \
         DEMO_ROLE_BINDINGS(p, "actor", DEMO_ACTOR), DEMO_ROLE_BINDINGS(p, "ref", DEMO_REF), \
         DEMO_ROLE_BINDINGS(p, "critic", DEMO_CRITIC), \
@@ -35,40 +35,44 @@
          &(p).roles.actor_ref, \
          DEMO_FLAG, \
          NULL, \
-         "the reference is on the actor's ranks", \
+         "the reference shares the actor's ranks", \
          DEMO_ANY}, \
         {"colocate_critic_reward", \
          &(p).roles.critic_reward, \
          DEMO_FLAG, \
          NULL, \
-         "reward models are on the critic's ranks", \
+         "the reward models share the critic's ranks", \
          DEMO_ANY}, \
-        {"colocate_all_models",          &(p).roles.all, DEMO_FLAG, NULL, \
-         "all are on the actor's ranks", DEMO_ANY}, \
+        {"colocate_all_models", \
+         &(p).roles.all, \
+         DEMO_FLAG, \
+         NULL, \
+         "all models share the actor's ranks", \
+         DEMO_ANY}, \
         {"vllm_num_engines", \
          &(p).roles.nodes[DEMO_GENERATOR], \
          DEMO_INT, \
          "0", \
-         "groups of ranks that do nothing but generate texts; 0: the actor's ranks do", \
+         "groups of ranks that only generate texts; 0: the actor's ranks generate", \
          DEMO_COUNT(0)}, \
         {"vllm_tensor_parallel_size", \
          &(p).roles.per_node[DEMO_GENERATOR], \
          DEMO_INT, \
          "1", \
-         "ranks of such a group", \
+         "ranks in each of these groups", \
          DEMO_COUNT(1)}, \
         DEMO_OFFLOAD_BINDING(p), \
         {"ref_reward_offload", \
          &(p).ref_reward_offload, \
          DEMO_FLAG, \
          NULL, \
-         "the same for the reference and the reward models", \
+         "--ref_offload for the reference and the reward models", \
          DEMO_ANY}, \
         {"log_samples", \
          &(p).log_samples, \
          DEMO_INT, \
          "0", \
-         "prompts of a rollout whose texts and rewards are printed and logged", \
+         "number of prompts per rollout whose texts and rewards are printed and logged", \
          DEMO_COUNT(0)}, \
         {"critic_pretrain", \
          &(p).critic_pretrain, \
@@ -80,7 +84,7 @@
          &(p).save_value_network, \
          DEMO_FLAG, \
          NULL, \
-         "the critic is written too, into save_path/critic", \
+         "also save the critic, in save_path/critic", \
          DEMO_ANY}, \
         {"advantage_estimator", \
          &(p).advantage_estimator, \
@@ -100,13 +104,13 @@
          &(p).use_kl_loss, \
          DEMO_FLAG, \
          NULL, \
-         "the KL term is part of the loss, not of the reward", \
+         "add the KL term to the loss, not to the reward", \
          DEMO_ANY}, \
         {"no_advantage_std_norm", \
          &(p).no_advantage_std_norm, \
          DEMO_FLAG, \
          NULL, \
-         "advantages lose their mean only", \
+         "subtract the mean of advantages, but do not divide by their standard deviation", \
          DEMO_ANY}, \
         {"rollout_batch_size", &(p).rollout_batch_size, DEMO_INT, "32", "prompts of a rollout", \
          DEMO_COUNT(1)}, \
@@ -114,33 +118,33 @@
          &(p).micro_rollout_batch_size, \
          DEMO_INT, \
          "0", \
-         "texts that grow, and rows that are scored, at a time on a rank; 0: 16, and " \
+         "texts that a rank generates, and rows that it scores, at a time; 0: 16, and " \
          "micro_train_batch_size", \
          DEMO_COUNT(0)}, \
         {"dynamic_filtering", \
          &(p).dynamic_filtering, \
          DEMO_FLAG, \
          NULL, \
-         "groups whose mean reward is outside the range below are replaced by those of " \
+         "replace prompts whose texts have a mean reward outside of the range below by " \
          "further prompts (DAPO)", \
          DEMO_ANY}, \
         {"dynamic_filtering_reward_range", \
          &(p).dynamic_filtering_reward_range, \
          DEMO_FLOATS2, \
          "0,1", \
-         "its two ends are outside", \
+         "range of mean rewards for --dynamic_filtering; both ends are excluded", \
          DEMO_ANY}, \
         {"eval_temperature", \
          &(p).eval_temperature, \
          DEMO_FLOAT, \
          "0", \
-         "of sampling in evaluations; 0: the most probable token", \
+         "temperature of sampling in evaluations; 0: the most probable token", \
          DEMO_BETWEEN(0, 1e30)}, \
         {"eval_n_samples_per_prompt", \
          &(p).eval_n_samples_per_prompt, \
          DEMO_INT, \
          "1", \
-         "texts for every prompt of an evaluation", \
+         "texts for each prompt of an evaluation", \
          DEMO_COUNT(1)}, \
         {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", \
          DEMO_COUNT(1)}, \
@@ -150,25 +154,25 @@
          &(p).recompute_old_logp, \
          DEMO_FLAG, \
          NULL, \
-         "a pass for the log-probs that the sampler knows", \
+         "recompute the old log-probs in a forward pass, instead of using the sampler's", \
          DEMO_ANY}, \
         {"actor_learning_rate", \
          &(p).actor_learning_rate, \
          DEMO_FLOAT, \
          "2e-4", \
-         "of the actor; a given one 1e-6", \
+         "learning rate of the actor; with --pretrain 1e-6", \
          DEMO_ABOVE(0)}, \
         {"critic_learning_rate", \
          &(p).critic_learning_rate, \
          DEMO_FLOAT, \
          "1e-3", \
-         "of the critic; with --pretrain 9e-6", \
+         "learning rate of the critic; with --pretrain 9e-6", \
          DEMO_ABOVE(0)}, \
         {"critic.optim", \
          &(p).critic.optim, \
          DEMO_STRING, \
          NULL, \
-         "of the critic, like all below; without it the actor's", \
+         "optimizer of the critic; without it the actor's", \
          DEMO_ANY}, \
         {"critic.adam.betas", &(p).critic.adam_betas, DEMO_FLOATS2, "-1,-1", \
          "-1: the actor's",   DEMO_BETWEEN(0, 1)}, \
@@ -192,15 +196,16 @@
          &(p).policy_loss_type, \
          DEMO_STRING, \
          "ppo", \
-         "ppo: a ratio for every token; gspo: one for the whole text, and a mean over texts", \
+         "ppo: a ratio for each token; gspo: one ratio for the whole text, and a mean over " \
+         "texts", \
          DEMO_ANY}, \
         {"loss_agg_mode", \
          &(p).loss_agg_mode, \
          DEMO_STRING, \
          NULL, \
-         "what the policy loss is a mean over: tokens of the step, or texts and their tokens; " \
-         "or texts, and the tokens of generate_max_len (Dr. GRPO). Without it as the loss has " \
-         "it: tokens, gspo texts", \
+         "the policy loss is a mean over the step's tokens, over texts of the mean over " \
+         "their tokens, or over texts of the sum divided by generate_max_len (Dr. GRPO); " \
+         "without it: over tokens, for gspo over texts", \
          DEMO_ANY}, \
         {"eps_clip",   &(p).eps_clip, DEMO_FLOAT, "0.2", "the ratio is clipped to 1 +- this", \
          DEMO_ABOVE(0)}, \
@@ -208,20 +213,20 @@
          &(p).eps_clip_low_high, \
          DEMO_FLOATS2, \
          "0,0", \
-         "the two sides apart; 0: eps_clip", \
+         "lower and upper clip, instead of one eps_clip; 0: eps_clip", \
          DEMO_AT_LEAST(0)}, \
         {"dual_clip", \
          &(p).dual_clip, \
          DEMO_FLOAT, \
          "0", \
-         "bound on the ratio where the advantage is negative; 0: none. TRL's delta, which is one " \
-         "for any advantage", \
+         "bound on the ratio where the advantage is negative; 0: none; with TRL's " \
+         "definition delta, which bounds it for any advantage", \
          DEMO_AT_LEAST(0)}, \
         {"value_clip", \
          &(p).value_clip, \
          DEMO_FLOAT, \
          "0.2", \
-         "values move at most so far from the old ones; 0: no clip", \
+         "clip of the difference between new and old values; 0: no clip", \
          DEMO_AT_LEAST(0)}, \
         {"lambd", &(p).lambd, DEMO_FLOAT, "0.95", "lambda of GAE", DEMO_BETWEEN(0, 1)}, \
         {"gamma", &(p).gamma, DEMO_FLOAT, "1", "discount of rewards", DEMO_BETWEEN(0, 1)}, \
@@ -235,66 +240,72 @@
          &(p).kl_target, \
          DEMO_FLOAT, \
          "0", \
-         "KL that the coefficient is steered to; 0: it is fixed", \
+         "target KL of an adaptive KL coefficient; 0: the coefficient is fixed", \
          DEMO_AT_LEAST(0)}, \
-        {"kl_horizon", &(p).kl_horizon, DEMO_INT, "10000", "texts over which it is steered", \
+        {"kl_horizon", \
+         &(p).kl_horizon, \
+         DEMO_INT, \
+         "10000", \
+         "horizon of the adaptive KL coefficient, in texts", \
          DEMO_COUNT(1)}, \
         {"reward_clip_range", \
          &(p).reward_clip_range, \
          DEMO_FLOATS2, \
          "-10,10", \
-         "rewards are clipped to it", \
+         "range that rewards are clipped to", \
          DEMO_ANY}, \
         {"normalize_reward", \
          &(p).normalize_reward, \
          DEMO_FLAG, \
          NULL, \
-         "reward models' scores less their mean, in units of their deviation, as train_rm " \
-         "found them (on its evaluation data, or a part of its training data)", \
+         "normalize scores of reward models by the mean and standard deviation that " \
+         "train_rm measured (on its evaluation data, or a part of its training data)", \
          DEMO_ANY}, \
         {"overlong_buffer_len", \
          &(p).overlong_buffer_len, \
          DEMO_FLOAT, \
          "0", \
-         "the last so many tokens of generate_max_len cost reward, more and more; 0: none", \
+         "overlong penalty: reward falls linearly over the last N tokens of " \
+         "generate_max_len; 0: none", \
          DEMO_AT_LEAST(0)}, \
         {"overlong_penalty_factor", \
          &(p).overlong_penalty_factor, \
          DEMO_FLOAT, \
          "1", \
-         "what the last of them costs", \
+         "overlong penalty at generate_max_len tokens", \
          DEMO_AT_LEAST(0)}, \
         {"reward.stop_properly_penalty_coef", \
          &(p).stop_properly_penalty_coef, \
          DEMO_FLOAT, \
          "1", \
-         "a text cut off by its length has its reward multiplied by it or, if it is " \
-         "negative, replaced by it", \
+         "reward of a text that is cut off at generate_max_len: multiplied by this, or " \
+         "replaced by it if it is negative", \
          {-HUGE_VAL, 1, false}}, \
         {"pretrain_data", \
          &(p).pretrain_data, \
          DEMO_STRING, \
          NULL, \
-         "plain text or JSON lines whose every token the actor goes on learning: .txt or " \
-         ".jsonl, a comma list", \
+         "pretraining data, all of whose tokens the actor is also trained on (PTX loss): " \
+         ".txt or .jsonl, a comma list", \
          DEMO_ANY}, \
         {"pretrain_data_probs", \
          &(p).pretrain_data_probs, \
          DEMO_STRING, \
          NULL, \
-         "a weight for each of them, by which records are drawn", \
+         "sampling weights of these data sets, a comma list", \
          DEMO_ANY}, \
         {"ptx_coef", \
          &(p).ptx_coef, \
          DEMO_FLOAT, \
          "0.05", \
-         "weight of its loss, a token mean over train_batch_size documents a step", \
+         "weight of the PTX loss, a mean over the tokens of train_batch_size documents per " \
+         "step", \
          DEMO_AT_LEAST(0)}, \
         {"entropy_loss_coef",           &(p).entropy_loss_coef, DEMO_FLOAT, "0", \
          "weight of the entropy bonus", DEMO_AT_LEAST(0)}, \
     { \
         "freezing_actor_steps", &(p).freezing_actor_steps, DEMO_INT, "-1", \
-            "the critic alone learns in so many rollouts, as in OpenRLHF", DEMO_COUNT(-1) \
+            "train only the critic in the first N rollouts, as in OpenRLHF", DEMO_COUNT(-1) \
     }
 
 /* ---- contradictions, refused before data is read: 0, or -1 with a message ---- */
@@ -302,30 +313,30 @@
 /* tokens: the prompts are in a token file, which holds the right answers, too */
 static int demo_ppo_rewards_check(const demo_ppo_config *p, bool tokens, demo_error *error) {
     if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls)
-        return demo_fail(error, "nothing gives a reward; give --reward_pretrain FOLDER, "
-                                "--remote_rm_url URL or --reward_rule last_number");
+        return demo_fail(error, "no reward; give --reward_pretrain FOLDER, --remote_rm_url "
+                                "URL or --reward_rule last_number");
     if (p->reward_rule && !p->label_key && !tokens)
         return demo_fail(error,
-                         "reward_rule %s compares with a right answer; name it by --label_key",
+                         "reward_rule %s compares with the right answer; name its key by "
+                         "--label_key",
                          p->reward_rule);
     if (p->servers.urls && demo_servers_check(&p->servers, error)) return -1;
     if (p->normalize_reward && !p->reward_pretrain)
-        return demo_fail(error, "normalize_reward is about the scores of reward models; give "
+        return demo_fail(error, "normalize_reward normalizes scores of reward models; give "
                                 "--reward_pretrain FOLDER or leave it out");
     if (!(p->reward_clip_range[0] < p->reward_clip_range[1]))
         return demo_fail(error,
                          "reward_clip_range runs from %g to %g; give the lower bound first",
                          p->reward_clip_range[0], p->reward_clip_range[1]);
     if (p->overlong_buffer_len > (double)p->generate_max_len)
-        return demo_fail(error,
-                         "overlong_buffer_len %g is longer than generate_max_len %lld; it is "
-                         "the last part of it",
-                         p->overlong_buffer_len, (long long)p->generate_max_len);
+        return demo_fail(
+            error, "overlong_buffer_len %g is longer than generate_max_len %lld; lower it",
+            p->overlong_buffer_len, (long long)p->generate_max_len);
     if (!(p->overlong_buffer_len > 0) &&
         (p->overlong_penalty_factor < 1 || p->overlong_penalty_factor > 1))
         return demo_fail(error,
-                         "overlong_penalty_factor %g needs a stretch to grow over; give "
-                         "--overlong_buffer_len TOKENS",
+                         "overlong_penalty_factor %g needs the number of tokens over which "
+                         "it grows; give --overlong_buffer_len TOKENS",
                          p->overlong_penalty_factor);
     return 0;
 }
@@ -338,8 +349,8 @@ static int demo_ppo_groups_check(const demo_ppo_config *p, demo_error *error) {
     if (p->rollout_batch_size * p->n_samples_per_prompt > DEMO_MOST_TEXTS)
         return demo_fail(
             error,
-            "rollout_batch_size %lld x n_samples_per_prompt %lld are more than the "
-            "%d texts a rollout takes; lower one of them",
+            "rollout_batch_size %lld x n_samples_per_prompt %lld are more than the limit of "
+            "%d texts per rollout; lower one of them",
             (long long)p->rollout_batch_size, (long long)p->n_samples_per_prompt,
             DEMO_MOST_TEXTS);
     if (compared && alone)
@@ -378,17 +389,18 @@ static int demo_ppo_models_check(const demo_job *job, demo_error *error) {
                          p->advantage_estimator);
     if (p->pretrain_data && (p->temperature < 1 || p->temperature > 1))
         return demo_fail(error,
-                         "pretrain_data with temperature %g: one step takes all its log-probs "
-                         "at one temperature, and text is learnt at 1; leave out one of them",
+                         "pretrain_data needs temperature 1, but temperature is %g, and a "
+                         "step has one temperature for all log-probs; leave out one of them",
                          p->temperature);
     if (job->config.max_epochs < 1 || job->config.max_epochs != floor(job->config.max_epochs))
         return demo_fail(error,
-                         "max_epochs is %g; a rollout is gone through a whole number of times, "
-                         "at least once",
+                         "max_epochs is %g, but the passes over a rollout must be a whole "
+                         "number of at least 1",
                          job->config.max_epochs);
     if (job->config.eval_dataset && !p->label_key &&
         !demo_is_token_file(job->config.eval_dataset))
-        return demo_fail(error, "an evaluation counts right answers; name them by --label_key");
+        return demo_fail(error, "an evaluation compares with the right answers; name their "
+                                "key by --label_key");
     return 0;
 }
 
@@ -406,8 +418,8 @@ static int demo_ppo_roles(demo_job *job, demo_error *error) {
         if ((double)roles->nodes[i] * (double)roles->per_node[i] > (double)SEQPAR_MAX_RANKS)
             return demo_fail(
                 error,
-                "%s %lld x %s %lld are more ranks than a group takes, which is %lld; "
-                "lower one of them",
+                "%s %lld x %s %lld are more than the limit of %lld ranks per group; lower "
+                "one of them",
                 names[i][0], (long long)roles->nodes[i], names[i][1],
                 (long long)roles->per_node[i], (long long)SEQPAR_MAX_RANKS);
     int64_t sp = job->config.ring_attn_size, dp = job->config.data_parallel_size;
@@ -435,8 +447,8 @@ static int demo_ppo_lengths_check(const demo_job *job, demo_error *error) {
             (long long)p->prompt_max_len, (long long)p->generate_max_len);
     if (job->config.truncation && strcmp(job->config.truncation, "drop") && !p->pretrain_data)
         return demo_fail(error,
-                         "--truncation %s: a prompt that is cut asks something else, so longer "
-                         "ones are left out; leave the option out, or raise --prompt_max_len",
+                         "--truncation %s: prompts are never cut, and longer ones are left "
+                         "out; leave the option out, or raise --prompt_max_len",
                          job->config.truncation);
     return 0;
 }
@@ -462,8 +474,8 @@ static int demo_ppo_defined(const demo_job *job, demo_error *error) {
     if (by == &demo_definitions[DEMO_DEFINED_OPENRLHF] && p->loss_agg_mode &&
         !strcmp(p->policy_loss_type, "gspo") && strcmp(p->loss_agg_mode, "seq-mean-token-mean"))
         return demo_fail(error,
-                         "--loss_agg_mode %s has no meaning beside gspo in OpenRLHF's "
-                         "definition, which is a mean over texts; leave it out",
+                         "--loss_agg_mode %s is not defined for gspo by OpenRLHF, whose gspo "
+                         "is a mean over texts; leave it out",
                          p->loss_agg_mode);
     /* in TRL, PPO with a critic is another trainer, which lacks these options */
     if (by == &demo_definitions[DEMO_DEFINED_TRL] && !grouped &&

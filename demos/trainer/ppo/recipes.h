@@ -57,8 +57,8 @@ typedef struct {
 
 static int demo_recipe_torn(const demo_recipe_work *w, demo_error *error) {
     return demo_fail(error,
-                     "%.300s: text %lld is no line that was written here; remove the file to "
-                     "begin anew",
+                     "%.300s: line %lld was not written by generate; remove the file to "
+                     "start again",
                      w->g->part, (long long)w->counts.texts + 1);
 }
 

@@ -99,7 +99,7 @@ static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m,
     if (there) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                        "%s: normalize_reward needs \"mean\" and a positive \"std\" of the "
-                       "scores there; train_rm writes them",
+                       "scores in this file; train_rm writes them",
                        path);
 }
 
@@ -173,7 +173,8 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
         if (!status && !(fabs(score[i]) <= 1e300))
             status = seqpar_fail(
                 r->ctx.error, SEQPAR_ERR_NOT_FINITE,
-                "reward model %d scores text %lld with %g; it cannot be trained on",
+                "reward model %d scores text %lld with %g, which cannot be trained on; check "
+                "that model",
                 demo_ppo_of(r)->scorer + 1, (long long)i, score[i]);
     }
     seqpar_segments_free(&w->seen);
@@ -255,9 +256,9 @@ static seqpar_status demo_rewards_fit(demo_rank *r) {
     for (int64_t i = 0; i < o->texts; i++)
         if (!(fabs(o->score[i]) <= DEMO_REWARD_MOST))
             return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
-                               "text %lld of the rollout has a reward of %g, and sums over "
-                               "texts hold at most %g each; look at what gives it (reward "
-                               "models, their \"std\", penalties)",
+                               "text %lld of the rollout has a reward of %g, but at most %g "
+                               "is possible; check what it is made of (reward models, their "
+                               "\"std\", penalties)",
                                (long long)i, o->score[i], DEMO_REWARD_MOST);
     return SEQPAR_OK;
 }

@@ -132,8 +132,8 @@ static inline int demo_answer_add(const cJSON *json, const char *url, double *re
                                      (long long)i, demo_json_type(item));
         if (!(fabs(item->valuedouble) <= DEMO_REWARD_MOST))
             return demo_server_wrong(error, url,
-                                     "rewards[%lld] is %g; it cannot be trained on, let the "
-                                     "server give a number of at most %g",
+                                     "rewards[%lld] is %g, which cannot be trained on; the "
+                                     "server must give a number of at most %g",
                                      (long long)i, item->valuedouble, DEMO_REWARD_MOST);
         rewards[i] += item->valuedouble;
     }
@@ -149,14 +149,14 @@ static inline int demo_answer_read(const char *bytes, size_t length, const char 
     while (json && end < bytes + length && isspace((unsigned char)*end)) end++;
     if (!json || end < bytes + length)
         failed = demo_server_wrong(error, url,
-                                   "the answer is no JSON from byte %lld of %lld on: %.60s; "
+                                   "the answer is not JSON from byte %lld of %lld on: %.60s; "
                                    "{\"rewards\": [finite numbers]} alone is needed",
                                    (long long)(end - bytes), (long long)length,
                                    length ? end : "(empty)");
     else if (twice)
         failed = demo_server_wrong(
-            error, url,
-            "the answer's key \"%s\" stands there twice; the server must give it once", twice);
+            error, url, "the answer has the key \"%s\" twice; the server must give it once",
+            twice);
     else
         failed = demo_answer_add(json, url, rewards, count, error);
     cJSON_Delete(json);
@@ -322,7 +322,7 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
             DEMO_ANSWER_LIMIT, (long long)count);
     else if (demo_answer_foreign(&answer))
         failed = demo_server_wrong(error, url,
-                                   "what answers there does not speak HTTP (%s); look at the "
+                                   "the server there does not speak HTTP (%s); check the "
                                    "host and the port of remote_rm_url",
                                    curl_easy_strerror(answer.code));
     else if (answer.code != CURLE_OK) {
@@ -336,8 +336,8 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
         failed = DEMO_NO_ANSWER;
     } else if (answer.status != 200)
         failed = demo_server_wrong(error, url,
-                                   "HTTP status %ld in %lld tr%s, with: %.80s; 200 is needed, "
-                                   "look into the server's log",
+                                   "HTTP status %ld in %lld tr%s, with: %.80s; 200 is "
+                                   "needed; check the server's log",
                                    answer.status, (long long)tries, tries == 1 ? "y" : "ies",
                                    answer.size ? answer.bytes : "(nothing)");
     else
@@ -356,7 +356,7 @@ static inline int demo_ask_servers(const demo_reward_servers *servers,
     char *body = demo_question_json(question), *list = strdup(servers->urls), *rest = list;
     int failed = body ? 0 : -1;
     if (failed)
-        demo_fail(error, "no memory to ask about %lld texts; lower rollout_batch_size",
+        demo_fail(error, "no memory for a request of %lld texts; lower rollout_batch_size",
                   (long long)question->count);
     for (char *url; !failed && (url = strsep(&rest, ","));)
         failed = demo_ask_one(servers, url, body, rewards, question->count, error);

@@ -23,11 +23,11 @@ typedef struct {
 /* clang-format off */
 #define DEMO_ROLE_BINDINGS(p, name, role) \
     {name "_num_nodes", &(p).roles.nodes[role], DEMO_INT, "1", \
-     "hosts of the " name "'s ranks", DEMO_COUNT(1)}, \
+     "hosts that have ranks of the " name "'s ranks", DEMO_COUNT(1)}, \
     { \
         name "_num_gpus_per_node", &(p).roles.per_node[role], DEMO_INT, "0", \
-            "ranks a host of the " name "; 0: with the actor's, or where none are given for any " \
-            "role all on one group", \
+            "ranks per host of the " name "; 0: it shares the actor's ranks, or all ranks if " \
+                                        "no role has ranks of its own", \
             DEMO_COUNT(0) \
     }
 /* clang-format on */

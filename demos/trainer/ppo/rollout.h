@@ -93,9 +93,9 @@ static int demo_answers_there(const demo_dataset *set, const char *path, demo_er
         if (at == answer.size)
             return demo_fail(
                 error,
-                "%s: the right answer %lld, '%.*s', holds no number, but texts are "
-                "compared with its last one; make the file anew with a --label_key "
-                "whose text holds one",
+                "%s: the right answer %lld, '%.*s', has no number, but responses are "
+                "compared with its last number; make the file again with a --label_key whose "
+                "text has a number",
                 path, (long long)i + 1, (int)(at < 60 ? at : 60), answer.bytes);
     }
     return 0;
@@ -109,8 +109,8 @@ static int demo_prompts_load(demo_dataset *set, const char *paths,
     if (!demo_is_token_file(paths) && options->prepare)
         return demo_fail(
             error,
-            "%s is no token file, and %s has a tokenizer, which is not built in; make "
-            "tokens of it and give those%s: %s",
+            "%s is text, which only demos/prepare.py can tokenize with the tokenizer in %s; "
+            "make a token file and give it%s: %s",
             paths, options->folder, demo_template_hint(options), options->prepare);
     if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error);
     *set = (demo_dataset){0};

@@ -83,10 +83,11 @@ static seqpar_status demo_advantages(demo_rank *r) {
 static const char *demo_old_pass(const demo_rank *r) {
     const demo_config *c = &r->job->config;
     return demo_ppo_options(r)->recompute_old_logp ? "--recompute_old_logp"
-           : c->relaxed_attention ? "--relaxed_attention sums in another order than the sampler"
-           : c->cublas            ? "cuBLAS rounds products of other shapes otherwise"
+           : c->relaxed_attention ? "--relaxed_attention sums in a different order than the "
+                                    "sampler"
+           : c->cublas            ? "cuBLAS rounds products of different shapes differently"
            : !seqpar_layout_at(r->job->layout)->whole_cells
-               ? "this layout sums in another order than the sampler"
+               ? "this layout sums in a different order than the sampler"
                : NULL;
 }
 

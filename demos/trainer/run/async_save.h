@@ -112,7 +112,8 @@ static seqpar_status demo_async_begin(demo_async *async, seqpar_error *error) {
     int code = pthread_create(&async->thread, NULL, demo_async_main, async);
     async->under_way = !code;
     return code ? seqpar_fail(error, SEQPAR_ERR_MEMORY,
-                              "no thread for --async_save: %s; leave it out", strerror(code))
+                              "cannot start the thread of --async_save: %s; leave it out",
+                              strerror(code))
                 : SEQPAR_OK;
 }
 

@@ -64,7 +64,7 @@ static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
     struct stat kind;
     if (stat(part, &kind) || !S_ISDIR(kind.st_mode))
         return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
-                           "%s is there but is no folder; give another", part);
+                           "%s exists but is not a folder; give another", part);
     if (access(part, W_OK | X_OK))
         return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot write into %s: %s", part,
                            strerror(errno));
@@ -260,8 +260,8 @@ static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const c
     if (!text && missing < low)
         seqpar_fail(
             error, SEQPAR_ERR_FILE_FORMAT,
-            "%.300s does not say \"%s\"; it is no checkpoint of a trainer, take another", path,
-            key);
+            "%.300s does not say \"%s\"; it is not a checkpoint of a trainer, take another",
+            path, key);
     if (text && (!demo_read_int(text, &value) || value < low))
         seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: \"%s\" is \"%.40s\", but it must be a whole number of at least "
@@ -465,10 +465,11 @@ static seqpar_status demo_clear_way(const char *root, const demo_state *state,
     snprintf(aside, sizeof aside, "%s.other", path);
     if (!lstat(aside, &there) || rename(path, aside))
         return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE,
-                           "%.300s is in the way of a checkpoint and not of this run; move it "
-                           "away and go on with --load_checkpoint",
+                           "%.300s is in the place of a checkpoint and was not written by "
+                           "this run; move it away and go on with --load_checkpoint",
                            path);
-    fprintf(stderr, "notice: %s was there and is not of this run; it is %s now\n",
+    fprintf(stderr,
+            "notice: %s existed and was not written by this run; it was renamed to %s\n",
             seqpar_escape(shown[0], sizeof shown[0], path),
             seqpar_escape(shown[1], sizeof shown[1], aside));
     return SEQPAR_OK;
@@ -512,7 +513,8 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     else if (rename(temporary, final))
         status = seqpar_fail(
             error, SEQPAR_ERR_FILE_WRITE,
-            "cannot rename %.300s: %s; it is whole, and --load_checkpoint tries once more",
+            "cannot rename %.300s: %s; the checkpoint is complete, and --load_checkpoint "
+            "renames it",
             temporary, strerror(errno));
     return status;
 }
@@ -578,7 +580,7 @@ static int64_t demo_latest_step(const char *root, char *why, size_t size) {
     else if (step < 0)
         snprintf(why, size, "names no checkpoint");
     else
-        snprintf(why, size, "names global_step%lld, which is not there", (long long)step);
+        snprintf(why, size, "names global_step%lld, which does not exist", (long long)step);
     free(text);
     return step;
 }
@@ -613,13 +615,13 @@ static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, 
     if (arrlen(whole))
         seqpar_fail(
             error, SEQPAR_ERR_FILE_FORMAT,
-            "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest whole "
-            "one is global_step%lld: write that name into the file to go on from it",
+            "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest "
+            "undamaged one is global_step%lld: write that name into the file to go on from it",
             root, why, (long long)whole[0].step);
     else
         seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                    "ckpt_path %.300s: its file latest %s, and no checkpoint beside it is "
-                    "whole; remove the folder or give another",
+                    "ckpt_path %.300s: its file latest %s, and all checkpoints there are "
+                    "damaged; remove the folder or give another",
                     root, why);
     arrfree(whole);
     return error->status;
@@ -651,13 +653,13 @@ static seqpar_status demo_refuse_damaged(const demo_candidate *whole, int64_t st
     if (*names)
         return seqpar_fail(
             error, SEQPAR_ERR_FILE_FORMAT,
-            "global_step%lld in ckpt_path is damaged, and no one before it is "
-            "known to be of its run; whole are %s: write one of these names into "
-            "the file latest to go on from it (%.220s)",
+            "global_step%lld in ckpt_path is damaged, and no earlier checkpoint is known to "
+            "be of the same run; undamaged are %s: write one of these names into the file "
+            "latest to go on from it (%.220s)",
             (long long)step, names, why);
     return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                       "global_step%lld in ckpt_path is damaged, and no other there is whole; "
-                       "remove the folder and train anew (%.360s)",
+                       "global_step%lld in ckpt_path is damaged, and so are all others "
+                       "there; remove the folder and start training again (%.360s)",
                        (long long)step, why);
 }
 
@@ -722,7 +724,8 @@ static seqpar_status demo_settle(const char *root, seqpar_error *error) {
     if (step < 0 || !access(path, F_OK) || access(temporary, F_OK) || !rename(temporary, path))
         return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE,
-                       "cannot rename %.300s: %s; it is whole: remove what stands in the way",
+                       "cannot rename %.300s: %s; the checkpoint is complete: remove what is "
+                       "in the way",
                        temporary, strerror(errno));
 }
 
@@ -796,8 +799,8 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
         !seqpar_safetensors_find(file, master))
         status = seqpar_fail(
             ctx->error, SEQPAR_ERR_OPTION,
-            "%s was written without masters, but weights in bf16 need them; go "
-            "on without --param_dtype bf16 or --bf16",
+            "%s was written without fp32 master weights, which weights in bf16 need; go on "
+            "without --param_dtype bf16 or --bf16",
             path);
     if (!status && state->shards)
         status = demo_load_shards(&store, folder, state->shards, 1 + count, prefix);
@@ -811,8 +814,8 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
     if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
         seqpar_safetensors_find(file, master))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                             "%s was written in bf16, with master parameters that this device "
-                             "does not keep; go on with --param_dtype bf16",
+                             "%s was written in bf16, with fp32 master weights, which this "
+                             "device does not keep; go on with --param_dtype bf16",
                              path);
     if (!status) optim->t = state->optimizer_t;
     seqpar_safetensors_close(file);

@@ -45,14 +45,16 @@ typedef struct {
      &(c).from, \
      DEMO_STRING, \
      NULL, \
-     "whose defaults and definitions hold; without it those of the spellings that are typed", \
+     "program whose defaults and definitions are used; without it the program whose option " \
+     "names are typed", \
      DEMO_ANY}, \
         {"loss_definition", \
          &(c).loss_definition, \
          DEMO_STRING, \
          NULL, \
-         "whose definition of the loss holds where they differ (verify/pages/DEFINITIONS.md); " \
-         "without it that of --from (axolotl's is TRL's), or seqpar's", \
+         "program whose definition of the loss is used, where they differ " \
+         "(verify/pages/DEFINITIONS.md); without it that of --from (for axolotl TRL's), or " \
+         "seqpar's", \
          DEMO_ANY}, \
         {"dataset", \
          &(c).dataset, \
@@ -65,17 +67,17 @@ typedef struct {
          &(c).dataset_probs, \
          DEMO_STRING, \
          NULL, \
-         "a weight for each of them, by which records are drawn, until one is used up; without " \
-         "them one after the other", \
+         "sampling weights of these data sets, a comma list; sampling ends when one set is " \
+         "used up; without it the sets follow one another", \
          DEMO_ANY}, \
         {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY}, \
         {"val_size", \
          &(c).val_size, \
          DEMO_FLOAT, \
          "0", \
-         "documents (or pairs) of the training data that are evaluated and not trained on: a " \
-         "fraction below 1, or how many (2 or more); those that LLaMA-Factory takes by --seed, " \
-         "or axolotl (val_set_size), of the documents kept", \
+         "split off a part of the training data for evaluation: a fraction below 1, or a " \
+         "number of documents or pairs (2 or more); the same that LLaMA-Factory, or " \
+         "axolotl (val_set_size), splits off with this --seed", \
          DEMO_AT_LEAST(0)}, \
         {"max_len",    &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", \
          DEMO_COUNT(2)}, \
@@ -83,8 +85,9 @@ typedef struct {
          &(c).truncation, \
          DEMO_STRING, \
          NULL, \
-         "what happens to longer ones: drop, cut (the end) or cut_both (prompt and response); " \
-         "without it as its program does: max_len cut, cutoff_len cut_both, sequence_len drop", \
+         "for documents longer than --max_len: drop, cut (the end) or cut_both (prompt and " \
+         "response); without it, by the name of that option: max_len cut, cutoff_len " \
+         "cut_both, sequence_len drop", \
          DEMO_ANY}, \
         {"max_samples", \
          &(c).max_samples, \
@@ -92,21 +95,25 @@ typedef struct {
          "100000000", \
          "use at most this many records, after mixing", \
          DEMO_COUNT(1)}, \
-        {"packing_samples", &(c).packing_samples, DEMO_FLAG, NULL, "several documents in a row", \
+        {"packing_samples", \
+         &(c).packing_samples, \
+         DEMO_FLAG, \
+         NULL, \
+         "pack several documents into each row", \
          DEMO_ANY}, \
         {"pack_len", \
          &(c).pack_len, \
          DEMO_INT, \
          "0", \
-         "tokens of a packed row; 0: max_len (of a pair twice that), by seqpar and OpenRLHF 2048 " \
-         "if that is more", \
+         "tokens of a packed row; 0: max_len (for pairs twice that), and at least 2048 " \
+         "with the defaults of seqpar and OpenRLHF", \
          DEMO_COUNT(0)}, \
         {"cell", \
          &(c).cell, \
          DEMO_INT, \
          "0", \
-         "tokens whose sum is one leaf, from a document's start on; 0: 128, from token 16,384 " \
-         "on 256, from 131,072 on 512", \
+         "tokens of a cell: gradients are first summed in blocks of so many tokens of a " \
+         "document; 0: 128, from token 16,384 on 256, from 131,072 on 512", \
          DEMO_BETWEEN(0, SEQPAR_MAX_TOKENS)}, \
         {"pretrain", \
          &(c).pretrain, \
@@ -118,8 +125,8 @@ typedef struct {
          &(c).lora_rank, \
          DEMO_INT, \
          "0", \
-         "train adapters (LoRA) of this rank beside the weights of --pretrain, which stay as they " \
-         "are; 0: train the weights", \
+         "train adapters (LoRA) of this rank and freeze the weights of --pretrain; 0: " \
+         "train the weights", \
          DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)}, \
         {"lora_alpha", \
          &(c).lora_alpha, \
@@ -131,7 +138,7 @@ typedef struct {
          &(c).lora_dropout, \
          DEMO_FLOAT, \
          "0", \
-         "share of what adapters are given that becomes 0 while they are trained", \
+         "dropout probability of the adapters' input in training", \
          DEMO_BETWEEN(0, 0.99)}, \
         {"use_rslora", \
          &(c).use_rslora, \
@@ -143,14 +150,15 @@ typedef struct {
          &(c).target_modules, \
          DEMO_STRING, \
          NULL, \
-         "what has adapters: names from q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and " \
-         "down_proj, or all-linear, the default (of a model with experts: those of attention)", \
+         "modules with adapters: names from q_proj, k_proj, v_proj, o_proj, gate_proj, " \
+         "up_proj and down_proj, or all-linear, the default (of a model with experts: " \
+         "those of attention)", \
          DEMO_ANY}, \
         {"load_in_4bit", \
          &(c).load_in_4bit, \
          DEMO_FLAG, \
          NULL, \
-         "with --lora_rank: the layers' matrices are kept in four bits (NF4), as QLoRA has it", \
+         "with --lora_rank: keep the layers' matrices in four bits (NF4), as QLoRA does", \
          DEMO_ANY}, \
         {"lora_target_linear", \
          &(c).lora_target_linear, \
@@ -170,14 +178,15 @@ typedef struct {
          &(c).adapter_name_or_path, \
          DEMO_STRING, \
          NULL, \
-         "folder with adapter_config.json: adapters that begin as they are there, of that rank, " \
-         "alpha and targets", \
+         "folder with adapter_config.json: start from its adapters, with their rank, alpha " \
+         "and target modules", \
          DEMO_ANY}, \
         {"save_merged", \
          &(c).save_merged, \
          DEMO_FLAG, \
          NULL, \
-         "beside adapters the whole model with them, in save_path/merged", \
+         "with adapters: also save the whole model with the adapters merged, in " \
+         "save_path/merged", \
          DEMO_ANY}, \
         {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", \
          DEMO_ANY}, \
@@ -185,19 +194,20 @@ typedef struct {
          &(c).save_dtype, \
          DEMO_STRING, \
          "auto", \
-         "of the final model's numbers; auto: those of --pretrain, or as computed", \
+         "data type of the final model; auto: that of --pretrain, without it the type " \
+         "computed in", \
          DEMO_ANY}, \
         {"max_shard_size", \
          &(c).max_shard_size, \
          DEMO_STRING, \
          "5GB", \
-         "most of one file of the final model, as 700MB or 5GB", \
+         "largest size of a file of the final model, such as 700MB or 5GB", \
          DEMO_ANY}, \
         {"overwrite", \
          &(c).overwrite, \
          DEMO_FLAG, \
          NULL, \
-         "save_path may hold a model that seqpar did not write", \
+         "replace a model in save_path that seqpar did not write", \
          DEMO_ANY}, \
         {"ckpt_path", \
          &(c).ckpt_path, \
@@ -209,8 +219,8 @@ typedef struct {
          &(c).save_asked, \
          DEMO_FLOAT, \
          "-1", \
-         "checkpoint every so many steps; below 1: this share of all steps, rounded up; -1: " \
-         "only when interrupted", \
+         "steps from checkpoint to checkpoint; below 1: this fraction of all steps, " \
+         "rounded up; -1: only when interrupted", \
          DEMO_COUNT(-1)}, \
         {"saves_per_epoch", \
          &(c).saves_per_epoch, \
@@ -218,7 +228,8 @@ typedef struct {
          "0", \
          "the same as --save_steps 1 / (this x --max_epochs), if that is below 1", \
          DEMO_COUNT(0)}, \
-        {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_COUNT(1)}, \
+        {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "number of checkpoints to keep", \
+         DEMO_COUNT(1)}, \
         {"load_checkpoint", \
          &(c).load_checkpoint, \
          DEMO_FLAG, \
@@ -229,8 +240,8 @@ typedef struct {
          &(c).eval_asked, \
          DEMO_FLOAT, \
          "-1", \
-         "evaluate every so many steps; below 1: this share of all steps, rounded up; -1: once " \
-         "an epoch; 0: at the end alone", \
+         "steps from evaluation to evaluation; below 1: this fraction of all steps, " \
+         "rounded up; -1: once an epoch; 0: only at the end", \
          DEMO_COUNT(-1)}, \
         {"evals_per_epoch", \
          &(c).evals_per_epoch, \
@@ -242,27 +253,27 @@ typedef struct {
          &(c).eval_strategy, \
          DEMO_STRING, \
          NULL, \
-         "the same in words: no, by eval_steps, or once an epoch", \
+         "when to evaluate: never, every eval_steps, or once an epoch", \
          DEMO_ANY}, \
-        {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", \
+        {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "steps from log line to log line", \
          DEMO_COUNT(1)}, \
         {"metrics_path", \
          &(c).metrics_path, \
          DEMO_STRING, \
          NULL, \
-         "JSON lines: every step and evaluation", \
+         "file for a JSON line per step and evaluation", \
          DEMO_ANY}, \
         {"use_tensorboard", \
          &(c).use_tensorboard, \
          DEMO_STRING, \
          NULL, \
-         "folder for TensorBoard's event files, in one for every run", \
+         "folder for TensorBoard's event files; each run has a folder in it", \
          DEMO_ANY}, \
         {"wandb_offline", \
          &(c).wandb_offline, \
          DEMO_STRING, \
          NULL, \
-         "folder for files as Weights & Biases keeps them, in one for every run; nothing is sent", \
+         "folder for the files of Weights & Biases, offline; each run has a folder in it", \
          DEMO_ANY}, \
         {"plot_loss", \
          &(c).plot_loss, \
@@ -274,33 +285,34 @@ typedef struct {
          &(c).dry_run, \
          DEMO_FLAG, \
          NULL, \
-         "read everything, say what would happen and what memory it takes, and stop", \
+         "read options, model and data, print the plan and the memory that it needs, and stop", \
          DEMO_ANY}, \
         {"print_prepare", \
          &(c).print_prepare, \
          DEMO_FLAG, \
          NULL, \
-         "say which data becomes a token file first, and stop: a line of JSON for each, with the " \
-         "words behind demos/prepare.py (the program seqpar reads them)", \
+         "print which data must become a token file first, and stop: a line of JSON for " \
+         "each, with the arguments of demos/prepare.py (for the program seqpar)", \
          DEMO_ANY}, \
         {"json", \
          &(c).json, \
          DEMO_FLAG, \
          NULL, \
-         "the closing figures as one JSON object, with --dry_run what it says", \
+         "print the final summary as one JSON object; with --dry_run, the plan", \
          DEMO_ANY}, \
         {"train_batch_size", \
          &(c).train_batch_size, \
          DEMO_INT, \
          "32", \
-         "documents of an optimizer step, over all ranks; with micro_train_batch_size and " \
-         "gradient_accumulation_steps their product x data_parallel_size", \
+         "documents of an optimizer step, over all ranks; if micro_train_batch_size and " \
+         "gradient_accumulation_steps are set, their product x data_parallel_size", \
          DEMO_COUNT(1)}, \
         {"micro_train_batch_size", \
          &(c).micro_train_batch_size, \
          DEMO_INT, \
          "4", \
-         "rows of a micro-batch on a data-parallel rank, about: a step is dealt by tokens", \
+         "about how many rows a micro-batch has on a data-parallel rank; documents are " \
+         "distributed by their tokens", \
          DEMO_COUNT(1)}, \
         {"gradient_accumulation_steps", \
          &(c).gradient_accumulation_steps, \
@@ -320,7 +332,7 @@ typedef struct {
          &(c).learning_rate, \
          DEMO_FLOAT, \
          "2e-3", \
-         "peak learning rate; of a given model 5e-6 (sft), 1e-5 (dpo, kto) or 9e-6 (rm)", \
+         "peak learning rate; with --pretrain 5e-6 (sft), 1e-5 (dpo, kto) or 9e-6 (rm)", \
          DEMO_ABOVE(0)}, \
         {"lr_scheduler", \
          &(c).lr_scheduler, \
@@ -332,15 +344,19 @@ typedef struct {
          &(c).lr_warmup_ratio, \
          DEMO_FLOAT, \
          "0.03", \
-         "share of the steps that warm up", \
+         "fraction of the steps that warm up", \
          DEMO_BETWEEN(0, 1)}, \
         {"warmup_steps", \
          &(c).warmup_steps, \
          DEMO_INT, \
          "-1", \
-         "warm-up in steps; -1: from lr_warmup_ratio", \
+         "number of warm-up steps; -1: from lr_warmup_ratio", \
          DEMO_COUNT(-1)}, \
-        {"min_lr_ratio",    &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", \
+        {"min_lr_ratio", \
+         &(c).min_lr_ratio, \
+         DEMO_FLOAT, \
+         "0.1", \
+         "cosine_with_min_lr ends at this fraction of the peak", \
          DEMO_BETWEEN(0, 1)}, \
         {"optim", \
          &(c).optim, \
@@ -352,7 +368,7 @@ typedef struct {
          &(c).stochastic_rounding, \
          DEMO_FLAG, \
          NULL, \
-         "keep no fp32 masters of bf16 weights; an update is rounded by chance", \
+         "keep no fp32 master weights of bf16 weights; updates are rounded stochastically", \
          DEMO_ANY}, \
         {"adam_betas", &(c).adam_betas,        DEMO_FLOATS2, \
          "0.9,0.95",   "decay of the moments", DEMO_BETWEEN(0, 1)}, \
@@ -360,15 +376,20 @@ typedef struct {
          &(c).adam_eps, \
          DEMO_FLOAT, \
          "1e-8", \
-         "added to the root of the second moment; with 0 a weight that has no gradient would " \
-         "become 0/0", \
+         "added to the root of the second moment; with 0 the update of a weight without " \
+         "gradient would be 0/0", \
          DEMO_BETWEEN(1e-30, 1e30)}, \
-        {"l2", &(c).l2, DEMO_FLOAT, "0", "weight decay; gains have none", DEMO_AT_LEAST(0)}, \
+        {"l2", \
+         &(c).l2, \
+         DEMO_FLOAT, \
+         "0", \
+         "weight decay, not applied to the gains of norms", \
+         DEMO_AT_LEAST(0)}, \
         {"max_norm", \
          &(c).max_norm, \
          DEMO_FLOAT, \
          "1.0", \
-         "clip of the gradient norm; 0: none", \
+         "largest gradient norm, beyond which gradients are clipped; 0: none", \
          DEMO_AT_LEAST(0)}, \
         {"enable_ema", \
          &(c).enable_ema, \
@@ -380,7 +401,7 @@ typedef struct {
          &(c).ema_beta, \
          DEMO_FLOAT, \
          "0.992", \
-         "share of the average that stays in a step", \
+         "decay of the moving average in each step", \
          DEMO_BETWEEN(0, 1)}, \
         {"aux_loss_coef", \
          &(c).aux_loss_coef, \
@@ -393,56 +414,59 @@ typedef struct {
          &(c).sharded_checkpoint, \
          DEMO_FLAG, \
          NULL, \
-         "checkpoints in a file for each rank, written by all at once", \
+         "sharded checkpoints: each rank writes a file of its own, all at the same time", \
          DEMO_ANY}, \
         {"async_save", \
          &(c).async_save, \
          DEMO_FLAG, \
          NULL, \
-         "write checkpoints (sharded) while training goes on, from a copy", \
+         "write checkpoints (sharded) from a copy in memory while training goes on", \
          DEMO_ANY}, \
         {"zero_stage", \
          &(c).zero_stage, \
          DEMO_INT, \
          "2", \
-         "0: moments on every rank, 1 and 2: sharded, 3: the weights, too; gradients always are", \
+         "0: optimizer state whole on every rank, 1 and 2: sharded, 3: weights sharded, " \
+         "too; gradients are always sharded", \
          DEMO_BETWEEN(0, 3)}, \
         {"adam_offload", \
          &(c).adam_offload, \
          DEMO_FLAG, \
          NULL, \
-         "keep what the optimizer keeps outside of the device's memory, in the host's", \
+         "offload the optimizer's state to the host's memory", \
          DEMO_ANY}, \
         {"param_offload", \
          &(c).param_offload, \
          DEMO_FLAG, \
          NULL, \
-         "keep the weights there, too, but for two layers; with --zero_stage 3", \
+         "with --zero_stage 3: offload the weights, too; at most two layers are in the " \
+         "device's memory", \
          DEMO_ANY}, \
         {"offload_path", \
          &(c).offload_path, \
          DEMO_STRING, \
          NULL, \
-         "folder for what is offloaded, in files without a name that are mapped (not on a GPU)", \
+         "offload to files in this folder, mapped into memory and deleted at the end, " \
+         "instead of to memory (not on a GPU)", \
          DEMO_ANY}, \
         {"gradient_checkpointing", \
          &(c).gradient_checkpointing, \
          DEMO_FLAG, \
          NULL, \
-         "keep three tensors a layer, compute the rest again", \
+         "keep three activation tensors per layer, recompute the others", \
          DEMO_ANY}, \
         {"activation_offloading", \
          &(c).activation_offloading, \
          DEMO_STRING, \
          NULL, \
-         "with --gradient_checkpointing, which it turns on: of the tensors that are kept those of two " \
-         "layers stay in the device's memory, the others go to the host's; disk: to --offload_path", \
+         "turn on --gradient_checkpointing and offload the tensors that it keeps to the " \
+         "host's memory, except those of two layers; disk: to --offload_path", \
          DEMO_ANY}, \
         {"tiled_mlp", \
          &(c).tiled_mlp, \
          DEMO_FLAG, \
          NULL, \
-         "compute the MLP for as many tokens at a time as the model is wide, and again in backward", \
+         "compute the MLP in tiles of hidden_size tokens, and recompute it in backward", \
          DEMO_ANY}, \
         {"ring_attn_size",          &(c).ring_attn_size, DEMO_INT, "1", \
          "sequence-parallel ranks", DEMO_COUNT(1)}, \
@@ -450,7 +474,7 @@ typedef struct {
          &(c).ring_head_stride, \
          DEMO_INT, \
          "1", \
-         "kv heads gathered at a time; without a schedule it means llama3", \
+         "kv heads gathered at a time; sets --schedule llama3, unless another is given", \
          DEMO_COUNT(1)}, \
         {"data_parallel_size", \
          &(c).data_parallel_size, \
@@ -464,16 +488,24 @@ typedef struct {
          "0", \
          "ranks in all; 0: data_parallel_size x ring_attn_size", \
          DEMO_COUNT(0)}, \
-        {"layout", &(c).layout, DEMO_STRING, NULL, "who holds which tokens; default zigzag", \
+        {"layout", \
+         &(c).layout, \
+         DEMO_STRING, \
+         NULL, \
+         "which rank holds which tokens; default zigzag", \
          DEMO_ANY}, \
-        {"schedule", &(c).schedule, DEMO_STRING, NULL, "how ranks meet keys; default ring", \
+        {"schedule", \
+         &(c).schedule, \
+         DEMO_STRING, \
+         NULL, \
+         "how keys and values reach the queries of other ranks; default ring", \
          DEMO_ANY}, \
         {"ulysses_size", \
          &(c).ulysses_size, \
          DEMO_INT, \
          "0", \
-         "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with " \
-         "ulysses all", \
+         "of the sequence-parallel ranks, so many form a Ulysses group (all-to-all between " \
+         "tokens and heads), and a ring connects the groups; 0: 1, with ulysses all", \
          DEMO_COUNT(0)}, \
         {"ring_attn_func", \
          &(c).ring_attn_func, \
@@ -485,7 +517,7 @@ typedef struct {
          &(c).sequence_parallel_ring_degree, \
          DEMO_INT, \
          "0", \
-         "positions of the ring, which with ulysses_size make up ring_attn_size; 0: what is left", \
+         "ranks of the ring: ring_attn_size / ulysses_size; 0: computed", \
          DEMO_COUNT(0)}, \
         {"sequence_parallel_mode", \
          &(c).sequence_parallel_mode, \
@@ -497,15 +529,15 @@ typedef struct {
          &(c).relaxed_attention, \
          DEMO_FLAG, \
          NULL, \
-         "sums in order of arrival: a little faster, not bit for bit", \
+         "add up attention in order of arrival: a little faster, not reproducible bit for bit", \
          DEMO_ANY}, /* long: ranks wait while rank 0 writes a checkpoint or asks a server */ \
         {"ddp_timeout", \
          &(c).ddp_timeout, \
          DEMO_INT, \
          "3600", \
-         "seconds that a process may wait for others before it ends the run", \
+         "seconds that a process waits for others before it stops the run", \
          DEMO_AT_LEAST(1)}, \
-        {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", \
+        {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads per rank; 0: cores / ranks", \
          DEMO_COUNT(0)}, \
         {"device", \
          &(c).device, \
@@ -517,23 +549,27 @@ typedef struct {
          &(c).param_dtype, \
          DEMO_STRING, \
          "auto", \
-         "auto: what the device computes in; bf16: weights and activations in bf16, sums and " \
-         "optimizer in fp32", \
+         "auto: the type that the device computes in; bf16: weights and activations in " \
+         "bf16, sums and optimizer in fp32", \
          DEMO_ANY}, \
         {"bf16", &(c).bf16, DEMO_STRING, NULL, "the same as --param_dtype bf16", DEMO_ANY}, \
         {"cublas", \
          &(c).cublas, \
          DEMO_FLAG, \
          NULL, \
-         "with --device cuda: products by cuBLAS, at a fixed number of rows", \
+         "with --device cuda: matrix products by cuBLAS, with a fixed number of rows", \
          DEMO_ANY}, \
-        {"seed",          &(c).seed, DEMO_INT, "42", "of weights and order of documents", \
+        {"seed", \
+         &(c).seed, \
+         DEMO_INT, \
+         "42", \
+         "seed of new weights and of the order of documents", \
          DEMO_AT_LEAST(0)}, \
         {"hidden_size", \
          &(c).hidden_size, \
          DEMO_INT, \
          "128", \
-         "of a fresh model, like all below", \
+         "width of a new model (without --pretrain), as are all options below", \
          DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)}, \
         {"num_hidden_layers", \
          &(c).num_hidden_layers, \
@@ -557,7 +593,7 @@ typedef struct {
          &(c).tie_word_embeddings, \
          DEMO_FLAG, \
          NULL, \
-         "head and embedding share a table", \
+         "the output head and the embedding share their weights", \
          DEMO_ANY}, \
     { \
         "rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", \
@@ -568,6 +604,6 @@ typedef struct {
 #define DEMO_TRAINER_BINDINGS(c) \
     DEMO_SHARED_BINDINGS(c), { \
         "input_template", &(c).input_template, DEMO_STRING, \
-            "User: {}\nAssistant: ", "prompt around {}", DEMO_ANY \
+            "User: {}\nAssistant: ", "template of the prompt, which replaces {}", DEMO_ANY \
     }
 #endif

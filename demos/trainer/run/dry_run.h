@@ -210,7 +210,7 @@ static void demo_say_steps(const demo_forecast *f) {
            (long long)c->train_batch_size, job->objective->unit);
     if (from)
         printf(", from step %lld of %lld on", (long long)from + 1, (long long)job->last_step);
-    printf("; %lld %s can be used", (long long)job->usable_count,
+    printf("; %lld %s to train on", (long long)job->usable_count,
            job->objective->walk ? "prompts" : job->objective->unit);
     if (job->objective->walk)
         printf(", %lld rollouts\n", (long long)job->rounds);
@@ -238,7 +238,7 @@ static void demo_say_path(const char *what, const char *path) {
 static void demo_say_files(const demo_forecast *f) {
     const demo_config *c = &f->job->config;
     const demo_rehearsal *w = &f->walk[0];
-    const char *more = f->job->objective->walk ? " and what the critic has" : "";
+    const char *more = f->job->objective->walk ? " and the critic's files" : "";
     char size[32], shown[1024];
     printf("checkpoints: %s, ", seqpar_escape(shown, sizeof shown, c->ckpt_path));
     if (c->save_steps > 0)
@@ -252,8 +252,8 @@ static void demo_say_files(const demo_forecast *f) {
            seqpar_escape(shown, sizeof shown, c->save_path), (long long)w->learning,
            demo_size_text(size, (double)(w->learning * w->storage_bytes)));
     if (f->job->adapter.rank)
-        printf("model: its %lld parameters stay as they are%s\n", (long long)w->parameters,
-               c->save_merged ? "; with the adapters in the folder's merged" : "");
+        printf("model: %lld parameters, frozen%s\n", (long long)w->parameters,
+               c->save_merged ? "; merged with the adapters in the folder merged" : "");
     if (c->enable_ema) printf("moving average: the model's folder, in ema\n");
     if (c->plot_loss) printf("loss curve: the model's folder, as training_loss.svg\n");
     demo_say_path("metrics", c->metrics_path);
@@ -284,7 +284,7 @@ static void demo_say_memory(const demo_forecast *f) {
                (double)m->rank[i] / 1048576, (double)m->all[i] / 1048576,
                (double)other->rank[i] / 1048576, (double)other->all[i] / 1048576);
     }
-    printf("data and the device's own workspace come on top; this machine has %s%s\n",
+    printf("data and the device's workspace are not counted; this machine has %s%s\n",
            demo_size_text(size, demo_machine_bytes()),
            demo_too_much(f) ? ", which is too little" : "");
 }
@@ -390,6 +390,6 @@ static int demo_dry_run(const demo_job *job, const char *tool) {
         demo_say_files(&f);
         demo_say_memory(&f);
     }
-    return demo_print_failed("what would happen");
+    return demo_print_failed("the plan");
 }
 #endif

@@ -87,9 +87,9 @@ static int demo_folders_agree(const demo_job *job, demo_error *error) {
                 !demo_same_tokenizer(there, demo_token_fingerprint(job->train.file)))
                 return demo_fail(
                     error,
-                    "--%s %.1000s has another tokenizer.json than the one that "
-                    "%.1000s was made with; take a model of the same tokenizer, or "
-                    "copy the file if it is only written otherwise",
+                    "--%s %.1000s has another tokenizer.json than the one that %.1000s was "
+                    "made with; take a model with the same tokenizer, or copy the file if it "
+                    "differs only in formatting",
                     demo_other_models[i], one, job->config.dataset);
         }
     return 0;
@@ -125,8 +125,8 @@ static void demo_part_documents(demo_job *job, uint8_t *held) {
         if (held[i] && demo_unit_idle(job, i)) held[i] = 0, idle++;
     if (idle && !job->rank)
         fprintf(stderr,
-                "notice: %lld of the pairs drawn for the evaluation are twice the same "
-                "document, of which neither is preferred; they are trained on in its place\n",
+                "notice: in %lld of the pairs drawn for the evaluation chosen and rejected "
+                "are the same; they are trained on instead\n",
                 (long long)idle);
     job->eval.lent = job->eval_trained || job->train.file;
     DEMO_PART(job->eval.documents, job->train.documents, job->objective->documents_per_unit,
@@ -157,8 +157,8 @@ static int demo_parts_wrong(const demo_job *job, const char *option, demo_error 
                          option, job->config.val_size, (long long)evaluated, unit);
     if (evaluated < least)
         return demo_fail(error,
-                         "--%s %g: an evaluation of 1 document has no other response to pair "
-                         "its prompt with, as the KL term needs; give 2 or more",
+                         "--%s %g: KTO's KL term pairs each prompt with another document's "
+                         "response, but the evaluation has 1 document; give 2 or more",
                          option, job->config.val_size);
     return 0;
 }
@@ -231,14 +231,15 @@ static int demo_job_data(demo_job *job, demo_error *error) {
                          (long long)SEQPAR_MAX_TOKENS);
     if (c->gradient_accumulation_steps > c->train_batch_size)
         return demo_fail(error,
-                         "gradient_accumulation_steps %lld is more than train_batch_size %lld, "
-                         "so micro-batches would be empty; lower it",
+                         "gradient_accumulation_steps %lld is more than train_batch_size "
+                         "%lld, so some micro-batches would be empty; lower it",
                          (long long)c->gradient_accumulation_steps,
                          (long long)c->train_batch_size);
     if (!c->pack_len) c->pack_len = demo_row_tokens(job, longest);
     if (c->pack_len < c->max_len) {
         demo_fail(error,
-                  "pack_len %lld is shorter than max_len %lld; a document never leaves its row",
+                  "pack_len %lld is shorter than max_len %lld, but a document must fit into "
+                  "one row; raise --pack_len or lower --max_len",
                   (long long)c->pack_len, (long long)c->max_len);
         return -1;
     }

@@ -83,8 +83,8 @@ static int demo_job_model(demo_job *job, demo_error *error) {
     }
     if (!c->pretrain && job->model.head_dim < 1)
         return demo_fail(error,
-                         "hidden_size %lld is less than num_attention_heads %lld, so that a "
-                         "head has no dimension; lower the heads, or give --head_dim",
+                         "hidden_size %lld is less than num_attention_heads %lld, so "
+                         "head_dim would be 0; lower the number of heads, or give --head_dim",
                          (long long)c->hidden_size, (long long)c->num_attention_heads);
     if (job->score) job->model.score = *job->score;
     job->untaught = demo_definition_of(job)->padding

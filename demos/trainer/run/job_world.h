@@ -101,10 +101,10 @@ static int demo_find_processes(demo_job *job, demo_error *error) {
     if (told < 0 || told > 1)
         return demo_fail(
             error,
-            "the environment's %s is %.40s, but this program was built without NCCL "
-            "and MPI and each of the processes would train the whole world; type "
-            "make cuda where nccl.h is and start build/cuda_train_*, or make mpi "
-            "where mpicc is and start build/mpi_train_*, or unset %s",
+            "the environment's %s is %.40s, but this program was built without NCCL and MPI, "
+            "so each process would run all ranks; type make cuda where nccl.h is and start "
+            "build/cuda_train_*, or make mpi where mpicc is and start build/mpi_train_*, or "
+            "unset %s",
             name, getenv(name), name);
     return 0;
 }
@@ -125,16 +125,16 @@ static int demo_job_processes(demo_job *job, demo_error *error) {
     if (job->groups && job->ranks != processes)
         return demo_fail(
             error,
-            "%lld processes were started, but the roles have %lld ranks "
-            "(*_num_nodes x *_num_gpus_per_node); start as many processes as that, or "
-            "one, and all ranks are its threads",
+            "%lld processes were started, but the roles have %lld ranks (*_num_nodes x "
+            "*_num_gpus_per_node); start that many processes, or one process, whose threads "
+            "are the ranks",
             (long long)processes, (long long)job->ranks);
     if (!job->groups && dp * c->ring_attn_size != processes)
         return demo_fail(
             error,
             "%lld processes were started, which is not data_parallel_size %lld x "
-            "ring_attn_size %lld; start as many processes as that, or one, and all "
-            "ranks are its threads",
+            "ring_attn_size %lld; start that many processes, or one process, whose threads "
+            "are the ranks",
             (long long)processes, (long long)(dp ? dp : 1), (long long)c->ring_attn_size);
     c->world_size = processes;
     return 0;
@@ -167,8 +167,8 @@ static int demo_job_threads(const demo_job *job, demo_error *error) {
     int64_t threads = job->config.omp_threads, there;
     if (ranks * threads > SEQPAR_MAX_RANKS)
         return demo_fail(error,
-                         "%lld ranks of %lld threads (--omp_threads) are more than the %lld "
-                         "threads one process takes; lower one of them",
+                         "%lld ranks of %lld threads (--omp_threads) are more than the limit "
+                         "of %lld threads per process; lower one of them",
                          (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS);
     there = demo_threads_there(ranks * threads);
     if (there == ranks * threads) return 0;
@@ -193,8 +193,8 @@ static int demo_group_odd(const demo_job *job, int group, demo_error *error) {
         snprintf(options, sizeof options, "--%.*s_num_nodes x --%.*s_num_gpus_per_node",
                  (int)first, name, (int)first, name);
     return demo_fail(error,
-                     "the group of the %s has %lld rank%s (%s), which ring_attn_size %lld does "
-                     "not divide; give other numbers",
+                     "the group of the %s has %lld rank%s (%s), but must have a multiple of "
+                     "ring_attn_size %lld; give other numbers",
                      name, (long long)job->group_ranks[group],
                      demo_plural(job->group_ranks[group]), options,
                      (long long)job->config.ring_attn_size);
@@ -225,9 +225,8 @@ static int demo_job_groups(demo_job *job, demo_error *error) {
     if (c->data_parallel_size && c->data_parallel_size * sp != job->group_ranks[0])
         return demo_fail(
             error,
-            "data_parallel_size %lld x ring_attn_size %lld are not the actor's %lld "
-            "ranks (actor_num_nodes x actor_num_gpus_per_node); leave "
-            "--data_parallel_size out",
+            "data_parallel_size %lld x ring_attn_size %lld is not the actor's %lld ranks "
+            "(actor_num_nodes x actor_num_gpus_per_node); leave --data_parallel_size out",
             (long long)c->data_parallel_size, (long long)sp, (long long)job->group_ranks[0]);
     if (c->world_size && c->world_size != ranks)
         return demo_fail(error,
@@ -259,13 +258,12 @@ static int demo_job_world(demo_job *job, demo_error *error) {
             error, "--stochastic_rounding is for weights in bf16; add --param_dtype bf16");
     if (c->adam_offload && !strcmp(c->optim, "adamw_8bit"))
         return demo_fail(
-            error, "--adam_offload is not for --optim adamw_8bit, whose moments stay where "
-                   "they are; leave one of the two out");
+            error, "--adam_offload does not support --optim adamw_8bit; leave one of the two "
+                   "out");
     if (c->param_offload && c->zero_stage != 3)
         return demo_fail(
             error,
-            "--param_offload is for weights at their owners alone, and zero_stage is "
-            "%lld; add --zero_stage 3",
+            "--param_offload needs sharded weights, but zero_stage is %lld; add --zero_stage 3",
             (long long)c->zero_stage);
     if (c->offload_path && (access(c->offload_path, W_OK | X_OK) || !strcmp(c->device, "cuda")))
         return demo_fail(
@@ -286,8 +284,8 @@ static int demo_job_world(demo_job *job, demo_error *error) {
     if (!job->processes && job->ranks > SEQPAR_MAX_RANKS)
         return demo_fail(
             error,
-            "data_parallel_size %lld x ring_attn_size %lld%s are more ranks than one "
-            "process takes, which is %lld; lower one of them",
+            "data_parallel_size %lld x ring_attn_size %lld%s are more than the limit of %lld "
+            "ranks per process; lower one of them",
             (long long)dp, (long long)c->ring_attn_size,
             job->groups ? " and those of the other roles (*_num_gpus_per_node)" : "",
             (long long)SEQPAR_MAX_RANKS);

@@ -60,27 +60,26 @@ static void demo_job_notices(const demo_job *job) {
     if (c->pretrain && (positions = demo_config_positions(c->pretrain)) &&
         positions < c->max_len)
         fprintf(stderr,
-                "notice: the model was made for texts of %lld tokens "
-                "(max_position_embeddings), --max_len is %lld\n",
+                "notice: the model was made for at most %lld positions "
+                "(max_position_embeddings), but --max_len is %lld\n",
                 (long long)positions, (long long)c->max_len);
     if (c->pretrain && job->train.file && !demo_folder_has(c->pretrain, "tokenizer.json"))
-        fprintf(
-            stderr,
-            "notice: %s has no tokenizer.json, so nothing says whether its tokens are those "
-            "of the token file\n",
-            seqpar_escape(shown, sizeof shown, c->pretrain));
+        fprintf(stderr,
+                "notice: %s has no tokenizer.json, so it is unknown whether the token file was "
+                "made with the same tokenizer\n",
+                seqpar_escape(shown, sizeof shown, c->pretrain));
     if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED)
         fprintf(stderr,
                 "notice: nothing is saved in %s yet; training starts from the beginning\n",
                 seqpar_escape(shown, sizeof shown, c->ckpt_path));
     if (job->run.from != DEMO_NOTHING_SAVED && job->run.from == job->last_step)
         fprintf(stderr,
-                "notice: nothing is left to train, step %lld of %lld is done; the model is "
-                "written once more\n",
+                "notice: training is complete, step %lld of %lld is done; the model is "
+                "written again\n",
                 (long long)job->run.from, (long long)job->last_step);
     if (job->objective->needs_model && !c->pretrain && job->run.from == DEMO_NOTHING_SAVED)
-        fprintf(stderr, "notice: without --pretrain a model with random weights is trained; "
-                        "give the folder of one that was trained before\n");
+        fprintf(stderr, "notice: without --pretrain a new model with random weights is "
+                        "trained; give --pretrain the folder of a model to start from that\n");
 }
 
 static void demo_job_say(const demo_job *job) {

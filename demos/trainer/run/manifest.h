@@ -117,8 +117,8 @@ static seqpar_status demo_manifest_file(const char *folder, const cJSON *file,
     snprintf(path, sizeof path, "%s/%.250s", folder, file->string);
     if (!cJSON_IsNumber(bytes) || !cJSON_IsString(sum) || strstr(file->string, ".."))
         return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                           "%.300s/" DEMO_MANIFEST " says nothing of %.100s that makes sense",
-                           folder, file->string);
+                           "%.300s/" DEMO_MANIFEST " has no valid entry for %.100s", folder,
+                           file->string);
     if (!demo_file_sum(path, &length, &crc))
         return seqpar_fail(error, SEQPAR_ERR_FILE_READ, "%.400s cannot be read: %s", path,
                            strerror(errno));
@@ -142,8 +142,8 @@ static cJSON *demo_manifest_read(const char *folder, seqpar_error *error) {
     snprintf(path, sizeof path, "%s/" DEMO_MANIFEST, folder);
     if (access(path, F_OK))
         return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
-                           "%.400s is missing (0.1.0 wrote none), so nothing says whether the "
-                           "files are those that were written",
+                           "%.400s is missing (0.1.0 wrote none), so the files cannot be "
+                           "checked",
                            path),
                (cJSON *)NULL;
     char *text = demo_read_whole(path, 1 << 26, &size, &why);

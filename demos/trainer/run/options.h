@@ -403,7 +403,7 @@ static inline int demo_options_missing(demo_options *options, const demo_walk *w
     const char *next = walk->at < walk->count ? walk->words[walk->at] : "nothing";
     demo_wanted(wanted, sizeof wanted, typed->kind, (demo_range)DEMO_ANY);
     if (sizeof options->pool - options->pool_used < 256)
-        return demo_refuse(options, "--%s: too many words", typed->name);
+        return demo_refuse(options, "--%s has too many values; give fewer", typed->name);
     return demo_refuse(options, "--%s needs a value (%s), but %s follows", typed->name, wanted,
                        next);
 }
@@ -468,7 +468,7 @@ static inline int demo_options_undone(demo_options *options, const demo_known *t
     char shown[64];
     if (demo_asks_nothing(options, target, text)) return 0;
     snprintf(shown, sizeof shown, strlen(text) < sizeof shown ? "%s" : "%.40s...", text);
-    return demo_refuse(options, "--%s %s is not done here: %s", typed->name, shown,
+    return demo_refuse(options, "--%s %s is not supported: %s", typed->name, shown,
                        target->note);
 }
 
@@ -513,13 +513,11 @@ static inline int demo_options_next(demo_options *options, demo_walk *walk) {
     if (*word == '#')
         return demo_refuse(
             options,
-            "'%.60s' is a comment that the shell has handed over; remove it from "
-            "the command",
-            word);
+            "'%.60s' is a comment that the shell passed on; remove it from the command", word);
     if (demo_word_blank(word))
-        return demo_refuse(options, "a word is a blank: something stands behind a backslash at "
-                                    "the end of a line, so that the lines below it are not "
-                                    "read; remove it");
+        return demo_refuse(options, "a word is a space: a backslash at the end of a line has "
+                                    "a space after it, so the shell did not pass on the "
+                                    "lines below; remove everything after the backslash");
     if (strncmp(word, "--", 2))
         return demo_refuse(options, "stray word %s; options start with -- (--help lists all)",
                            word);
@@ -556,8 +554,8 @@ static inline int demo_options_clash(demo_options *options) {
                 continue;
             return demo_refuse(
                 options,
-                "--%s %.60s and --%s %.60s are one option here and say different "
-                "things; leave one of them out",
+                "--%s %.60s and --%s %.60s are the same option with different values; leave "
+                "one of them out",
                 a->name, options->text[i], b->name, options->text[k]);
         }
     return 0;
@@ -742,9 +740,11 @@ static inline void demo_options_help(const demo_options *options, FILE *out) {
     }
     demo_help_others(options, out, "real", "other names for these");
     demo_help_others(options, out, "noeffect", "accepted, without effect here");
-    demo_help_others(options, out, "prepared", "of text that becomes tokens");
+    demo_help_others(options, out, "prepared",
+                     "handled by demos/prepare.py when text "
+                     "becomes tokens");
     demo_help_others(options, out, "refused",
-                     "known, and refused where they ask for something");
+                     "not supported: refused, unless the value changes nothing");
 }
 
 /* For a trainer's tests: checks that the bindings are exactly the names that are real for this
@@ -790,8 +790,8 @@ static inline int demo_placement_settle(const char **layout, const char **schedu
                  (*schedule && strcmp(*schedule, its_schedule));
     if (clash)
         demo_fail(error,
-                  "%s means --layout %s --schedule %s, but another option says %s %s; drop one "
-                  "of them",
+                  "%s means --layout %s --schedule %s, but another option says %s %s; leave "
+                  "one of them out",
                   name, its_layout, its_schedule, *layout ? *layout : "",
                   *schedule ? *schedule : "");
     else

@@ -40,7 +40,7 @@ static void demo_say_trained(const demo_rank *r, char *text, size_t size) {
     char shown[1024];
     seqpar_escape(shown, sizeof shown, r->job->config.save_path);
     if (r->job->adapter.rank)
-        snprintf(text, size, "adapters (%lld values beside %lld) in %s",
+        snprintf(text, size, "adapters (%lld parameters, %lld frozen) in %s",
                  (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model),
                  shown);
     else
@@ -89,7 +89,7 @@ static seqpar_status demo_say_totals(demo_rank *r) {
     }
     if (!fflush(stdout) && !ferror(stdout)) return SEQPAR_OK;
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE,
-                       "cannot write the closing figures: %s; the model is in %.300s",
+                       "cannot write the final summary: %s; the model is in %.300s",
                        strerror(errno), r->job->config.save_path);
 }
 
@@ -145,7 +145,9 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     /* report what ended training, even if the checkpoint behind it failed, too */
     if (r.trouble.status) {
         if (status)
-            demo_progress_say(&r.progress, "notice: nor could a checkpoint be written: %s",
+            demo_progress_say(&r.progress,
+                              "notice: a checkpoint could not be written "
+                              "either: %s",
                               world->error->text);
         *world->error = (seqpar_error){0};
         status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);

@@ -56,8 +56,8 @@ static int demo_resume_cell(demo_job *job, const seqpar_safetensors_file *file,
     if (seqpar_safetensors_metadata(file, "chunks")) {
         if (!job->rank)
             fprintf(stderr,
-                    "notice: %s is of 0.2.0, whose sums followed rows; from here on they "
-                    "follow documents, in another order\n",
+                    "notice: %s was written by 0.2.0, which summed gradients by rows; from "
+                    "here on they are summed by documents, so their last bits can differ\n",
                     path);
         return 0;
     }
@@ -81,9 +81,9 @@ static int demo_resume_pads(const demo_job *job, const seqpar_safetensors_file *
         if (there && strcmp(there, pads[i]))
             return demo_fail(
                 error,
-                "the checkpoint was written with %s %.30s, this run has %s: inputs "
-                "teach the embedding of that token nothing; put the same into "
-                "config.json to go on",
+                "the checkpoint was written with %s %.30s, this run has %s: the embedding of "
+                "that token gets no gradient from inputs; put the same into config.json to "
+                "go on",
                 demo_pad_keys[i], there, pads[i]);
     }
     return 0;
@@ -126,8 +126,8 @@ static int demo_resume_compare(demo_job *job, const char *tool,
     if (data && strcmp(data, own))
         return demo_fail(error,
                          "the checkpoint in %.200s was trained on other data than %.200s: as "
-                         "many documents, but others, in another order or read otherwise; use "
-                         "the same to go on",
+                         "many documents, but different, in a different order or read with "
+                         "different options; use the same to go on",
                          c->ckpt_path, c->dataset);
     if (state->step > job->last_step)
         return demo_fail(error,

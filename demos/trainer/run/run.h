@@ -227,7 +227,7 @@ static int demo_outputs_free(const demo_binding *bindings, int count, demo_error
             return demo_fail(
                 error, "--%s would write %.300s, but %s; move it away or give another --%s",
                 demo_outputs[i].option, path,
-                there ? "that is there and no regular file" : "a part of this path is a file",
+                there ? "it exists and is not a regular file" : "a part of this path is a file",
                 demo_outputs[i].option);
     }
     return 0;
@@ -250,8 +250,8 @@ static int demo_metrics_ours(const demo_binding *bindings, int count, demo_error
     }
     if (length <= 0) return 0;
     return demo_fail(error,
-                     "--metrics_path %.300s is there and holds no metrics of a run; give "
-                     "another, or move it away",
+                     "--metrics_path %.300s exists and has no metrics in it; give another, "
+                     "or move it away",
                      path);
 }
 
@@ -296,18 +296,19 @@ static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_erro
                    -1;
         if (!fstat(file, &held) && !S_ISREG(held.st_mode)) {
             close(file);
-            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
-                               "%.300s is no regular file; move it away or give another --%s",
-                               path, claim->option),
+            return seqpar_fail(
+                       error, SEQPAR_ERR_FILE_OPEN,
+                       "%.300s is not a regular file; move it away or give another --%s", path,
+                       claim->option),
                    -1;
         }
         if (flock(file, LOCK_EX | LOCK_NB)) {
             if (errno == EWOULDBLOCK) return demo_lock_refused(file, claim, error), -1;
             const char *why = strerror(errno);
-            fprintf(
-                stderr,
-                "notice: %s cannot be locked here (%s); see that no other run has this %s\n",
-                seqpar_escape(shown, sizeof shown, path), why, claim->option);
+            fprintf(stderr,
+                    "notice: %s cannot be locked here (%s); make sure that no other run uses "
+                    "this %s\n",
+                    seqpar_escape(shown, sizeof shown, path), why, claim->option);
             return file;
         }
         if (!fstat(file, &held) && !stat(path, &named) && held.st_dev == named.st_dev &&
@@ -327,7 +328,7 @@ static seqpar_status demo_lock(demo_claim *claim, const char *text, seqpar_error
         close(file);
         return seqpar_fail(
             error, SEQPAR_ERR_FILE_OPEN,
-            "%.300s is a file of somebody else; move it away or give another --%s", path,
+            "%.300s was not written by seqpar; move it away or give another --%s", path,
             claim->option);
     }
     claim->lock = file + 1;
@@ -397,7 +398,7 @@ static seqpar_status demo_draw_id(char id[DEMO_RUN_ID], seqpar_error *error) {
     FILE *source = fopen("/dev/urandom", "rb");
     if (!source || fread(&drawn, sizeof drawn, 1, source) != 1)
         seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
-                    "cannot read /dev/urandom: %s; a run's name is drawn from it",
+                    "cannot read /dev/urandom, which gives a run its random name: %s",
                     strerror(errno));
     if (source) fclose(source);
     snprintf(id, DEMO_RUN_ID, "%016llx", (unsigned long long)drawn);
@@ -559,8 +560,8 @@ static int demo_model_compare(const seqpar_llama_config *c, const char *folder,
         demo_number_text(there, sizeof there, then[i]);
         if (strcmp(here, there))
             return demo_fail(error,
-                             "the model in %.300s has %s %s, this run's has %s; give the same "
-                             "--pretrain or options of the model to go on",
+                             "the model in %.300s has %s %s, but this run's model has %s; "
+                             "give the same --pretrain or options of the model to go on",
                              folder, demo_model_names[i], there, here);
     }
     return 0;

@@ -48,8 +48,8 @@ static void demo_definition_say(const demo_job *job) {
     if (job->untaught)
         fprintf(
             stderr,
-            "loss: inputs teach the embedding nothing about token %lld, the pad_token_id of "
-            "--pretrain (%s)\n",
+            "loss: the embedding of token %lld, the pad_token_id of --pretrain (%s), gets no "
+            "gradient from inputs\n",
             (long long)job->untaught - 1, by->name);
 }
 
@@ -112,14 +112,15 @@ static int demo_settle_batch(demo_job *job, demo_error *error) {
                    : 0;
     if (c->packing_samples && counts_rows)
         return demo_fail(error,
-                         "with --%s, %s counts packed rows where a step here counts %s, "
-                         "however they are packed; add --train_batch_size, the %s of a step",
+                         "with --%s, %s counts packed rows, but a step here is a number of "
+                         "%s; add --train_batch_size, the number of %s of a step",
                          demo_job_spelled(job, "packing_samples"), demo_from_name[from],
                          job->objective->unit, job->objective->unit);
     if (product > DEMO_MOST)
         return demo_fail(error,
-                         "--%s %lld x %lld data-parallel ranks x --gradient_accumulation_steps "
-                         "%lld are more than a step takes, which is %.0f; lower one of them",
+                         "--%s %lld x %lld data-parallel ranks x "
+                         "--gradient_accumulation_steps %lld are more than the limit of %.0f "
+                         "per step; lower one of them",
                          demo_job_spelled(job, "micro_train_batch_size"),
                          (long long)c->micro_train_batch_size, (long long)job->dp,
                          (long long)c->gradient_accumulation_steps, DEMO_MOST);
@@ -158,7 +159,8 @@ static void demo_batch_say(const demo_job *job) {
                 steps == 1 ? "" : "es");
     if (job->asked_batch > batch)
         fprintf(stderr,
-                "notice: %lld %s a step are more than there are; every step takes all %lld\n",
+                "notice: a batch of %lld %s is more than the data has; every step takes all "
+                "%lld\n",
                 (long long)job->asked_batch, job->objective->unit, (long long)batch);
 }
 
@@ -190,8 +192,8 @@ static int demo_settle_rates(demo_job *job, demo_error *error) {
         if (strcmp(r->tool, job->parsed->tool) || demo_job_typed(job, r->option)) continue;
         if (from == DEMO_FROM_AXOLOTL)
             return demo_fail(error,
-                             "axolotl has no default learning rate, and this command line is "
-                             "one of its kind; give --%s",
+                             "axolotl has no default learning rate, and this command line "
+                             "has axolotl's options; give --%s",
                              r->option);
         *demo_rate_of(job, r->option) = from == DEMO_FROM_LLAMAFACTORY ? 5e-5 : r->rate;
     }
@@ -239,10 +241,10 @@ static int demo_settle_schedule(demo_job *job, demo_error *error) {
 /* Where a learning rate comes from, for the line that shows it. */
 static const char *demo_rate_source(const demo_job *job, const char *option) {
     if (demo_job_typed(job, option)) return "";
-    if (!job->config.pretrain) return " (of a model made from nothing)";
+    if (!job->config.pretrain) return " (for a new model)";
     return demo_job_from(job, "pretrain") == DEMO_FROM_LLAMAFACTORY
-               ? " (llamafactory's default for a given model)"
-               : " (openrlhf's default for a given model)";
+               ? " (llamafactory's default with --pretrain)"
+               : " (openrlhf's default with --pretrain)";
 }
 
 static void demo_rates_say(const demo_job *job) {
@@ -272,8 +274,8 @@ static void demo_rates_notice(const demo_job *job) {
                          job->config.min_lr_ratio) > 0)
         return;
     fprintf(stderr,
-            "notice: the only step has learning rate 0 (%lld of %lld steps warm up), so the "
-            "weights stay as they are; give --warmup_steps 0 or more steps\n",
+            "notice: the only step has learning rate 0 (%lld of %lld steps warm up), so no "
+            "weight changes; give --warmup_steps 0 or more steps\n",
             (long long)job->warmup, (long long)job->total_steps);
 }
 
@@ -299,8 +301,8 @@ static int demo_stride_suits(const demo_job *job, demo_error *error) {
     if (c->ring_head_stride < 2 || c->ring_attn_size < 2 || !strcmp(c->schedule, "llama3"))
         return 0;
     return demo_fail(error,
-                     "--%s %lld is for the schedule llama3, not for %s; leave it out, or give "
-                     "--schedule llama3",
+                     "--%s %lld needs --schedule llama3, but the schedule is %s; leave it "
+                     "out, or give --schedule llama3",
                      demo_job_spelled(job, "ring_head_stride"), (long long)c->ring_head_stride,
                      c->schedule);
 }
@@ -311,9 +313,9 @@ static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
     const char *name = job->config.ring_attn_func;
     if (!name || strncmp(name, "batch_", 6) || !job->config.packing_samples) return 0;
     return demo_fail(error,
-                     "--ring_attn_func %s with --%s: in axolotl tokens then see the earlier "
-                     "documents of their row, which they never do here; give varlen_llama3, or "
-                     "leave one of the two out",
+                     "--ring_attn_func %s with --%s: in axolotl tokens then attend to "
+                     "earlier documents of their row, which is not supported; give "
+                     "varlen_llama3, or leave one of the two out",
                      name, demo_job_spelled(job, "packing_samples"));
 }
 
@@ -402,7 +404,7 @@ static int demo_settle_activations(demo_job *job, demo_error *error) {
             "hidden_states or disk",
             text);
     if (!strcmp(text, "disk") && !c->offload_path)
-        return demo_fail(error, "--activation_offloading disk: no disk is named; add "
+        return demo_fail(error, "--activation_offloading disk needs a folder; add "
                                 "--offload_path FOLDER");
     c->activations_away = c->gradient_checkpointing = true;
     return 0;
@@ -417,18 +419,19 @@ static int demo_settle_types(demo_job *job, demo_error *error) {
     if (c->bf16 && !demo_truth(c->bf16) && demo_job_typed(job, "param_dtype") &&
         !strcmp(c->param_dtype, "bf16"))
         return demo_fail(error,
-                         "--bf16 %.60s and --param_dtype bf16 contradict each other; drop "
-                         "one of them",
+                         "--bf16 %.60s and --param_dtype bf16 contradict each other; leave "
+                         "one of them out",
                          c->bf16);
     if (!c->bf16 || demo_truth(c->bf16) == 0) return 0;
     if (!on)
         return demo_fail(error,
-                         "--bf16 is %.60s, but it must be true, false or auto: weights in bf16 "
-                         "have masters in fp32 (--stochastic_rounding keeps none)",
+                         "--bf16 is %.60s, but it must be true, false or auto: weights in "
+                         "bf16 have fp32 master weights (none with --stochastic_rounding)",
                          c->bf16);
     if (demo_job_typed(job, "param_dtype") && strcmp(c->param_dtype, "bf16"))
         return demo_fail(error,
-                         "--bf16 and --param_dtype %s contradict each other; drop one of them",
+                         "--bf16 and --param_dtype %s contradict each other; leave one of "
+                         "them out",
                          c->param_dtype);
     c->param_dtype = "bf16";
     return 0;
@@ -512,7 +515,7 @@ static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
                          "--eval_dataset",
                          c->eval_strategy);
     if (!strcmp(c->eval_strategy, "steps") && !every)
-        return demo_fail(error, "--eval_strategy steps says not how many; give "
+        return demo_fail(error, "--eval_strategy steps needs a number of steps; give "
                                 "--eval_steps");
     if (!strcmp(c->eval_strategy, "epoch") && on && every)
         return demo_fail(error,
@@ -527,10 +530,11 @@ static int demo_often_wrong(const demo_job *job, const char *steps, double asked
                             const char *per_epoch, demo_error *error) {
     if (asked < 0 ? asked > -1 : asked > 1 && asked > floor(asked))
         return demo_fail(error,
-                         "--%s is %.15g; give whole steps, a share of all steps below 1, or -1",
+                         "--%s is %.15g; give a whole number of steps, a fraction of all "
+                         "steps below 1, or -1",
                          demo_job_spelled(job, steps), asked);
     if (demo_job_typed(job, steps) && demo_job_typed(job, per_epoch))
-        return demo_fail(error, "--%s and --%s both say how often; leave one of them out",
+        return demo_fail(error, "--%s and --%s both set the interval; leave one of them out",
                          demo_job_spelled(job, steps), per_epoch);
     return 0;
 }
@@ -593,8 +597,8 @@ static int demo_settle_output(demo_job *job, demo_error *error) {
         snprintf(path, sizeof path, "%s/%s", c->save_path, names[i]);
         if (!access(path, F_OK))
             return demo_fail(error,
-                             "--%s %.300s holds a model already (%s), which LLaMA-Factory does "
-                             "not replace unless it is told to; give another, or "
+                             "--%s %.300s holds a model already (%s), which LLaMA-Factory "
+                             "does not replace by default; give another, or "
                              "--overwrite_output_dir true",
                              demo_job_spelled(job, "save_path"), c->save_path, names[i]);
     }
@@ -628,13 +632,13 @@ static void demo_evaluation_say(const demo_job *job) {
     const char *round = o->round ? o->round : "step";
     char shown[1024];
     if (!job->config.eval_dataset && !job->eval_of) {
-        fprintf(stderr, "evaluation: none, for there is no --eval_dataset\n");
+        fprintf(stderr, "evaluation: none, as there is no --eval_dataset\n");
         return;
     }
     if (job->eval_scores) {
         fprintf(
             stderr,
-            "evaluation: none, for there is no --eval_dataset; mean and deviation of the "
+            "evaluation: none, as there is no --eval_dataset; mean and deviation of the "
             "scores, for config.json, are measured after training on the first %lld of %lld "
             "%s\n",
             (long long)(arrlen(job->eval.documents) / o->documents_per_unit),
@@ -663,8 +667,7 @@ static void demo_left_over_notice(const demo_job *job) {
     int64_t left = job->usable_count % job->epoch_units;
     if (!left || job->last_step < epoch * job->round_steps) return;
     fprintf(stderr,
-            "notice: %lld %s are no whole number of times %lld: in each epoch %lld of them are "
-            "not seen\n",
+            "notice: %lld %s are not a multiple of %lld: each epoch leaves out %lld of them\n",
             (long long)job->usable_count,
             job->objective->walk ? "prompts" : job->objective->unit,
             (long long)job->epoch_units, (long long)left);
@@ -699,8 +702,7 @@ static void demo_idle_notice(const demo_job *job) {
                         "--ref_offload\n");
     if (c->tiled_mlp && job->model.experts)
         fprintf(stderr,
-                "notice: the model has experts, whose tokens are not cut into tiles, so "
-                "--tiled_mlp is not used\n");
+                "notice: --tiled_mlp does not support models with experts and is not used\n");
     if (c->aux_loss_coef > 0 && !demo_experts_learn(job))
         fprintf(stderr, "notice: the model has no experts, so --aux_loss_coef adds nothing\n");
 }

@@ -81,7 +81,7 @@ static bool demo_settled_alike(const cJSON *made, const char *name, const char *
     if (!strcmp(name, "enable_csft")) {
         *there = demo_made_text(made, "csft_prompt");
         bool has = *there && strcmp(*there, "none");
-        if (!has) *there = "prompts that ask for no reward (--csft_prompt)";
+        if (!has) *there = "prompts without a reward to ask for (--csft_prompt)";
         return on == has;
     }
     if (strstr(name, "_probs")) {
@@ -93,7 +93,7 @@ static bool demo_settled_alike(const cJSON *made, const char *name, const char *
         return own && !strcmp(text, "tokenizer_default");
     }
     if (!strcmp(name, "multiturn")) {
-        *there = "other options than lists of messages need";
+        *there = "options that are not for lists of messages";
         return !on || (templated && demo_made_with(made, "output_key", "none") &&
                        demo_made_with(made, "train_on", "assistant"));
     }
@@ -108,9 +108,9 @@ static int demo_unprepared(const demo_known *spelling, const char *text, const c
     const demo_known *target = demo_known_target(spelling);
     if (!demo_is_role(target, "prepared") || demo_truth(text) == 0) return 0;
     return demo_fail(error,
-                     "--%s: %.300s is no token file; chat templates are applied where text "
-                     "becomes tokens, by demos/prepare.py --apply_chat_template; give the file "
-                     "that it makes, or leave the option out",
+                     "--%s: %.300s is not a token file, and chat templates are applied only "
+                     "by demos/prepare.py --apply_chat_template; give the token file that it "
+                     "makes, or leave the option out",
                      spelling->name, path);
 }
 
@@ -134,7 +134,7 @@ static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, con
         if (!set->file && demo_unprepared(spelling, text, path, error)) return -1;
         if (!made || demo_settled_alike(made, name, text, &there)) continue;
         return demo_fail(error,
-                         "--%s is %.100s, but %.300s was made with %.100s; make it anew by "
+                         "--%s is %.100s, but %.300s was made with %.100s; make it again by "
                          "demos/prepare.py, or leave the option out",
                          spelling->name, text, path, there);
     }

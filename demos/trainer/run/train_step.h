@@ -68,13 +68,13 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
         !seqpar_balance_poor(&b, ranks))
         return;
     if (b.better_cell)
-        snprintf(fix, sizeof fix, "--cell %lld would even it out", (long long)b.better_cell);
+        snprintf(fix, sizeof fix, "give --cell %lld to balance them", (long long)b.better_cell);
     if (b.idle)
         snprintf(idle, sizeof idle, ", and %lld ha%s none", (long long)b.idle,
                  b.idle == 1 ? "s" : "ve");
     demo_progress_say(&r->progress,
-                      "notice: the busiest of %lld sequence-parallel ranks has %lld tokens of "
-                      "the first micro-batch, the mean is %lld%s; %s",
+                      "notice: of %lld sequence-parallel ranks the busiest has %lld tokens "
+                      "of the first micro-batch, but the mean is %lld%s; %s",
                       (long long)ranks, (long long)b.most, (long long)(b.tokens / ranks), idle,
                       fix);
 }
@@ -159,8 +159,8 @@ static seqpar_status demo_data_kept(demo_rank *r) {
     for (int i = 0; i < 2; i++)
         if (demo_token_file_changed(sets[i]->file))
             return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_READ,
-                               "%.300s was written to while it is %s; put the file as it was "
-                               "there again and go on with --%s",
+                               "%.300s changed while it was being %s; restore the file and "
+                               "go on with --%s",
                                i ? r->job->config.eval_dataset : r->job->config.dataset,
                                r->job->objective->generates ? "read" : "trained on",
                                r->job->objective->generates ? "resume" : "load_checkpoint");
