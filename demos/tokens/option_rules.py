@@ -138,8 +138,8 @@ def settle_steps(o):
         raise Refused("no placeholder token; give the token after each step by "
                       "--placeholder_token")
     if o.truncation == "cut_both":
-        raise Refused("--truncation cut_both needs a prompt and a response, but train_prm has a "
-                      "single text; give cut or drop")
+        raise Refused("--truncation cut_both needs a prompt and a response, but train_prm has "
+                      "a single text; give cut or drop")
     o.reward_tokens = " ".join(o.reward_tokens or []).split()
     if o.reward_tokens and not 2 <= len(o.reward_tokens) <= MOST_CHOICES:
         raise Refused(f"--reward_tokens {' '.join(o.reward_tokens)} are "

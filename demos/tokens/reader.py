@@ -302,8 +302,8 @@ class Reader(Encoder):
             raise Refused(f"{where} is {json.dumps(label)[:40]}, but a token "
                           "or a number is needed")
         if len(self.choices) != 2:
-            raise Refused(f"{where} is {json.dumps(label)[:40]}, a soft label (the probability of "
-                          "the first of two tokens), but --reward_tokens names "
+            raise Refused(f"{where} is {json.dumps(label)[:40]}, a soft label (the probability "
+                          "of the first of two tokens), but --reward_tokens names "
                           f"{len(self.choices)}; name two, or give tokens as labels")
         if not 0 <= label <= 1:
             raise Refused(f"{where} is {json.dumps(label)[:40]}, but a soft label "
