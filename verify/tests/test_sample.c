@@ -478,6 +478,25 @@ static void expect_prefix(const seqpar_llama_text *got, const seqpar_llama_text 
                 "%s: the text is another", what);
 }
 
+/* Stops at a token of a text, which is the first, the second or the last of three; the others
+   are no token of any text but by chance. */
+static void expect_stops(place *p, const prompt_set *set, const seqpar_llama_text *whole,
+                         seqpar_llama_sample_desc desc) {
+    seqpar_llama_text text[PROMPTS];
+    for (int64_t hit = 0; hit < 3; hit++) {
+        int32_t stops[3] = {0, 0, 0};
+        stops[hit] = whole[2].ids[4];
+        desc.stops = stops;
+        desc.stop_count = 3;
+        if (generate(p, text, set->prompt, PROMPTS, &desc))
+            for (int64_t i = 0; i < PROMPTS; i++) {
+                int64_t at = test_min(first_of(&whole[i], stops[hit]), first_of(&whole[i], 0));
+                expect_prefix(&text[i], &whole[i], test_min(at + 1, 12), at < 12, "stop ids");
+            }
+        seqpar_llama_texts_free(text, PROMPTS);
+    }
+}
+
 static void test_ends(void) {
     seqpar_llama_sample_desc desc = plain;
     seqpar_llama_text whole[PROMPTS], text[PROMPTS];
@@ -488,17 +507,7 @@ static void test_ends(void) {
     make_prompts(&set, 40, 0);
     desc.batch = 4;
     if (generate(&p, whole, set.prompt, PROMPTS, &desc)) {
-        int32_t stops[2] = {whole[2].ids[4], 0};
-        desc.stops = stops;
-        desc.stop_count = 2;
-        if (generate(&p, text, set.prompt, PROMPTS, &desc))
-            for (i = 0; i < PROMPTS; i++) {
-                int64_t at = test_min(first_of(&whole[i], stops[0]),
-                                      first_of(&whole[i], stops[1]));
-                expect_prefix(&text[i], &whole[i], test_min(at + 1, 12), at < 12, "stop ids");
-            }
-        seqpar_llama_texts_free(text, PROMPTS);
-        desc.stop_count = 0;
+        expect_stops(&p, &set, whole, desc);
         for (desc.max_new_tokens = 1; desc.max_new_tokens <= 5; desc.max_new_tokens += 4) {
             if (generate(&p, text, set.prompt, PROMPTS, &desc))
                 for (i = 0; i < PROMPTS; i++)
