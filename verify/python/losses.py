@@ -60,7 +60,9 @@ class Step:
 # ---- means over tokens: SFT and PPO ----
 
 def sft(step, m):
-    return mean_of_tokens(step, m, -m.logp)
+    e, of = step.c.label_smoothing, m.of_logits
+    loss = (1 - e) * -m.logp - (e * of["mean_logp"] if e else 0)
+    return mean_of_tokens(step, m, loss + step.c.z_loss * of["logits_lse"] ** 2 if step.c.z_loss else loss)
 
 
 def ppo(step, m):
@@ -69,6 +71,12 @@ def ppo(step, m):
     advantages = m.advantages.to(ratio.dtype)
     worse = torch.minimum if step.mistake == "clip_wrong_side" else torch.maximum
     loss = worse(-advantages * ratio, -advantages * clipped)
+    if step.c.dual_clip:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * step.c.dual_clip), loss)
+    if step.c.cispo:
+        loss = -ratio.detach().clamp(max=step.c.cispo) * advantages * m.logp
+    if step.c.entropy_coef:
+        loss = loss - step.c.entropy_coef * m.of_logits["entropy"]
     if step.c.kl_coef and step.mistake != "kl_missing":
         apart = m.ref_logp - m.logp
         loss = loss + step.c.kl_coef * (-apart if step.mistake == "kl_estimator" else torch.exp(apart) - apart - 1)
@@ -80,6 +88,8 @@ def mean_of_tokens(step, m, loss):
         loss = loss * m.supervised  # 0 times NaN is NaN, and so is the gradient
     else:
         loss = torch.where(m.supervised, loss, torch.zeros_like(loss))
+    if step.c.weights:
+        loss = loss * token_weights(m).to(loss.dtype)
     own = (loss * weights(step, m).to(loss.dtype)).sum()
     if step.mistake == "local_count":
         of_this = max(1, int(m.supervised.sum())) * step.c.accumulation
@@ -92,6 +102,11 @@ def mean_of_tokens(step, m, loss):
     if step.mistake == "nan_of_an_empty_rank" and not m.supervised.any():
         own = own + torch.nan  # a mean over nothing, whose gradient torch's cross-entropy leaves 0
     return step.whole(own)
+
+
+def token_weights(m):
+    """0.5, 1 or 1.5, by the token's id and place, so that each rank has those of its own."""
+    return 0.5 + ((m.ids * 7 + m.positions) % 3).double() / 2
 
 
 def weights(step, m):

@@ -151,7 +151,7 @@ def judge_right(runs, number, dtypes, log):
     """Verdicts of right steps, also with --model, and those that were accused."""
     words, accused = defaultdict(int), []
     for seed in range(number):
-        c = random_config(seed, dtype=dtypes[seed % len(dtypes)])
+        c = random_config(seed, dtype=dtypes[seed // 2 % len(dtypes)], words=runs.given.words)
         verdicts = {"": runs.verdict(c)}
         if runs.of_model:
             verdicts["--model: "] = runs.of_model
@@ -198,6 +198,7 @@ def arguments():
     parser.add_argument("oracle", nargs="?", default="build/seqpar-verify", help="the binary (build/seqpar-verify)")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each variant of each mistake and type (2)")
     parser.add_argument("--right", type=int, default=100, help="right steps (100)")
+    parser.add_argument("--words", action="store_true", help="right steps have options that few packages have: WORDS of trainer.py")
     parser.add_argument("--mistakes", nargs="*", choices=MISTAKES, default=list(MISTAKES), help="these alone")
     parser.add_argument("--dtypes", nargs="*", choices=("bf16", "fp32", "fp64"), default=["fp32", "bf16"])
     parser.add_argument("--bf16-tolerance", metavar="X", help="--tolerance for runs in bf16 (none is given)")

@@ -91,5 +91,12 @@ def attend(c, layer, x, positions, setting):
 
 def log_probs(w, hidden, labels):
     """Of each label, in fp32 at least. Where there is none: of token 0."""
+    return statistics(w, hidden, labels)["logp"]
+
+
+def statistics(w, hidden, labels):
+    """The label's log-prob, the mean of those of all ids, the logarithm of the sum of exponentials, the entropy: (tokens) each."""
     logits = wide(F.linear(hidden, w[HEAD]))
-    return torch.log_softmax(logits, -1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+    logp = torch.log_softmax(logits, -1)
+    return {"logp": logp.gather(-1, labels.clamp(min=0)[:, None])[:, 0], "mean_logp": logp.mean(-1),
+            "logits_lse": torch.logsumexp(logits, -1), "entropy": -(logp.exp() * logp).sum(-1)}

@@ -67,6 +67,12 @@ class Config:
     clip_low: float = 0.2
     clip_high: float = 0.2
     kl_coef: float = 0
+    label_smoothing: float = 0  # of sft, as z_loss
+    z_loss: float = 0
+    entropy_coef: float = 0  # of ppo, as dual_clip and cispo; 0: there is none
+    dual_clip: float = 0
+    cispo: float = 0
+    weights: bool = False  # of tokens, sft and ppo
     advantage: str = "group"
     advantage_eps: float = 1e-4
     apart: float = 0.05  # how far reference and sampling policy are from the policy
@@ -264,10 +270,17 @@ def variants(mistake):
     return list(MISTAKES[mistake].variants)
 
 
-def random_config(seed, mistake="", variant=None, **fixed):
-    """All that is not fixed and that the mistake leaves open is drawn from the seed."""
+# Options of right steps that few packages have.
+WORDS = {"sft": dict(label_smoothing=(0, 0.1), z_loss=(0, 1e-3), weights=(False, True)),
+         "ppo": dict(entropy_coef=(0, 0.01), dual_clip=(0, 1.1), cispo=(0, 0, 1.1), weights=(False, True))}
+
+
+def random_config(seed, mistake="", variant=None, words=False, **fixed):
+    """All that is not fixed and that the mistake leaves open is drawn from the seed. words: with options of WORDS."""
     draw = random.Random(f"config {seed} {mistake}")
     allowed = dict(CHOICES)
+    if words:
+        allowed.update(WORDS[list(WORDS)[seed % 2]], objective=(list(WORDS)[seed % 2],))
     if mistake:
         variant = draw.choice(variants(mistake)) if variant is None else variant
         allowed.update(MISTAKES[mistake].values)
@@ -290,6 +303,8 @@ def fit(c):
         c.kv_heads = 1
     if c.optimizer == "sgd":
         c.weight_decay = 0
+    if c.cispo:
+        c.dual_clip = 0
     if c.documents in ("one", "long_prompt", "tiny") and c.objective != "sft":
         c.documents = "ordinary"
     if c.documents == "lopsided" and c.objective in ("dpo", "rm"):  # whose documents are pairs
@@ -339,7 +354,8 @@ def run(c, ranks, w, look_ahead, m):
     if c.objective == "rm":
         m.values = wide(hidden @ w[model.SCORE][0])
     else:
-        m.logp = model.log_probs(w, hidden, m.labels)
+        m.of_logits = model.statistics(w, hidden, m.labels)
+        m.logp = m.of_logits["logp"]
     loss = losses.OBJECTIVES[c.objective](look_ahead, m)
     if not hasattr(m, "shown"):
         m.shown = loss.detach()
@@ -444,6 +460,7 @@ def write(c, ranks, folder, w, micro_batches, loss, local, took):
     beyond["dtype"] = str(c.torch_dtype).removeprefix("torch.")
     if c.objective in MEANS:
         beyond["reduction"] = c.reduction
+    beyond.update({name: getattr(c, name) or None for name in ("label_smoothing", "z_loss", "entropy_coef", "dual_clip", "cispo")})
     if c.objective == "ppo":
         beyond.update({name: getattr(c, name) for name in ("clip_low", "clip_high", "kl_coef")})
         beyond.update(advantage=c.advantage or None, advantage_eps=c.advantage_eps if c.advantage == "group" else None)
@@ -478,6 +495,10 @@ def of_micro_batch(c, m):
     if c.objective == "rm":
         return dict(got, values=m.values, scores=m.scores)
     got.update(labels=m.labels, logp=m.logp)
+    if c.weights:
+        got["weights"] = losses.token_weights(m)
+    of = {"mean_logp": c.label_smoothing, "logits_lse": c.z_loss, "entropy": c.entropy_coef}
+    got.update({name: m.of_logits[name] for name, factor in of.items() if factor})
     if has_reference(c):
         got["ref_logp"] = m.ref_logp
     if c.objective == "kto":  # a run of all replicas' rows on one rank has z of several micro-batches
