@@ -22,7 +22,8 @@ ADAPTERS = [
     "torch_cp", "ring_flash", "yunchang_usp", "swift_ring", "ulysses_utils", "deepspeed_alst",
     "hf_trainer", "hf_ulysses", "trl_sft", "trl_grpo", "trl_pairs", "trl_reward", "ms_swift",
     "verl_loss", "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss",
-    "xtuner_loss", "small_losses", "veomni_steps", "automodel_cp", "automodel_window"
+    "xtuner_loss", "small_losses", "veomni_steps", "automodel_cp",
+    "automodel_window", "liger_chunked", "torchtitan_loss"
 ]
 SECONDS = 900
 HEADS = ("framework", "version", "check", "verdict", "in plain torch", "finding")
