@@ -73,7 +73,7 @@ def issue(name):
     print(f"Python {platform.python_version()}, {platform.system()}, {ranks}; "
           + ", ".join(f"{p} {importlib.metadata.version(p)}" for p in said["Packages"].split()))
     print(f"\n## What happens\n\n{said['Why']}\n\n```\n"
-          + "\n".join(line for line in got.stdout.splitlines() if not line.startswith("[20"))
+          + "\n".join(line for line in got.stdout.splitlines() if not line.startswith("["))
           + "\n```")
     print(f"\n## Expected\n\n{said['Expected']}\n\nRight: `{explained['right']}`. "
           f"Here: `{explained['wrong']}`. {explained['fix']}")

@@ -7,9 +7,10 @@ Expected: a window that arrives, or a refusal, as accelerate has it since its pu
 Why: attach_context_parallel_hooks (components/distributed/context_parallel/utils.py, 170 to 194
 in 0.7.0) sets attention_mask to None and is_causal to True in every self_attn. SDPA has a
 model's window in its mask alone, so that each layer attends to all tokens before its own.
-supports_cp (_transformers/capabilities.py, 245) says yes of every dense model of transformers
-that has SDPA: Mistral, Ministral, Gemma 2 and 3, gpt-oss. The hooks come from accelerate, which
-now refuses models with sliding or chunked layers. The fix is that refusal in validate_for_mesh.
+supports_cp (_transformers/capabilities.py, 245) says yes of every model that is transformers'
+own class and has SDPA: Mistral, Ministral, Gemma 3, Cohere 2, Olmo 3. The hooks come from
+accelerate, which now refuses models with sliding or chunked layers. The fix is that refusal in
+validate_for_mesh.
 In the repro nothing is distributed: the hooks alone change the logits of a model with a window.
 With two ranks, the logits are as far from those of one rank without hooks.
 """

@@ -17,6 +17,9 @@ import os
 
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
                   MASTER_PORT="29571")
+import logging
+
+logging.disable(logging.INFO)
 from contextlib import nullcontext
 from types import SimpleNamespace
 
