@@ -65,7 +65,7 @@ def sdpa(places):
 def step(rank, folder):
     from nemo_automodel._transformers.capabilities import validate_for_mesh
     from nemo_automodel.components.distributed.context_parallel.sharder import (
-        ContextParallelSharder, round_robin_local_indices)
+        ContextParallelSharder)
     from nemo_automodel.components.distributed.context_parallel.utils import (
         attach_context_parallel_hooks)
     import seqpar_dump

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-# pip install --no-deps veomni==0.1.12, and pip install transformers==5.8.0 torchdata
-# datasets==2.21.0 (and what its import then names)
+# pip install --no-deps veomni==0.1.12, and pip install torch transformers==5.8.0 torchdata
+# datasets (and what its import then names)
 """VeOmni: whole steps of its trainers for text and for DPO, on rows that its collator packs and
 splits; and its attention under Ulysses.
 
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 os.environ.setdefault("MODELING_BACKEND", "veomni")
-from common import (IGNORED, VOCAB, attention_inputs, check, check_attention, factor, norm,
+from common import (IGNORED, attention_inputs, check, check_attention, factor, norm,
                     on_ranks, row, tiny_llama, token_losses, ver, version)
 
 import torch
