@@ -21,8 +21,9 @@ from common import HERE, VERIFY
 ADAPTERS = [
     "torch_cp", "ring_flash", "yunchang_usp", "swift_ring", "ulysses_utils", "deepspeed_alst",
     "hf_trainer", "hf_ulysses", "trl_sft", "trl_grpo", "trl_pairs", "trl_reward", "ms_swift",
-    "verl_loss", "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss", "xtuner_loss",
-    "small_losses"
+    "verl_loss", "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss",
+    "xtuner_loss", "small_losses", "veomni_steps", "automodel_cp",
+    "automodel_window", "liger_chunked", "torchtitan_loss"
 ]
 SECONDS = 900
 HEADS = ("framework", "version", "check", "verdict", "in plain torch", "finding")
@@ -59,7 +60,7 @@ def issue(name):
     path = HERE / "issues" / f"{name}.py"
     code = path.read_text()
     said = dict(
-        re.findall(r"^(Title|Packages|Mistake|Expected|Why): (.*?)(?=^\w+: |\Z)",
+        re.findall(r"^(Title|Packages|Ranks|Mistake|Expected|Why): (.*?)(?=^\w+: |\Z)",
                    code.split('"""')[1], re.M | re.S))
     said = {key: " ".join(text.split()) for key, text in said.items()}
     explained = json.loads(
@@ -68,10 +69,11 @@ def issue(name):
     got = subprocess.run([sys.executable, path], capture_output=True, text=True,
                          timeout=SECONDS)
     print(f"# {said['Title']}\n\n## Environment\n")
-    print(f"Python {platform.python_version()}, {platform.system()}, two CPU ranks with gloo; "
+    ranks = said.get("Ranks", "two CPU ranks with gloo")
+    print(f"Python {platform.python_version()}, {platform.system()}, {ranks}; "
           + ", ".join(f"{p} {importlib.metadata.version(p)}" for p in said["Packages"].split()))
     print(f"\n## What happens\n\n{said['Why']}\n\n```\n"
-          + "\n".join(line for line in got.stdout.splitlines() if not line.startswith("[20"))
+          + "\n".join(line for line in got.stdout.splitlines() if not line.startswith("["))
           + "\n```")
     print(f"\n## Expected\n\n{said['Expected']}\n\nRight: `{explained['right']}`. "
           f"Here: `{explained['wrong']}`. {explained['fix']}")

@@ -55,7 +55,7 @@ static const mistake mistakes[] = {
      .example = "g_0 = 3, g_1 = 1: right 4. Each rank's backward pass gives both ranks' seeds "
                 "2, so g_0 = 6, g_1 = 2: 8.",
      .fix = "Start from the rank's own share s_r / N, or let the reducer average over D x P.",
-     .seen = "DeepSpeed 5555, 5248; Megatron-LM 673, 906; transformers 46775",
+     .seen = "DeepSpeed 5555, 5248; Megatron-LM 673, 906; transformers 46775; SkyRL 1751",
      .scale = {.sp = 1}},
     {.name = "over_sp",
      .family = "scale",
@@ -123,7 +123,7 @@ static const mistake mistakes[] = {
      .example = "A = 4 with equal counts, each mean has gradient 4: right 4, the sum is 16.",
      .fix = "Divide sums by the count of the whole step, which is known before its first "
             "backward pass.",
-     .seen = "360-LLaMA-Factory 72",
+     .seen = "360-LLaMA-Factory 72; VeOmni 963",
      .scale = {.accumulation = 1}},
     {.name = "over_accumulation",
      .family = "scale",
@@ -390,7 +390,7 @@ static const mistake mistakes[] = {
                 "4, 1, 0, 2 is 1.75.",
      .fix = "Add sums and counts apart, over ranks and micro-batches, and divide once.",
      .seen = "OpenRLHF 583, 1249; Megatron-LM 7452, 7513; verl 2857; 360-LLaMA-Factory 1, 72; "
-             "read in the source of XTuner 0.1.23 and of axolotl",
+             "prime-rl 2358, 1960; read in the source of XTuner 0.1.23 and of axolotl",
      .mean = MEAN_OF_MEANS},
     {.name = "mean_of_non_empty_means",
      .family = "count",
@@ -653,7 +653,7 @@ static const mistake mistakes[] = {
      .wrong = "label[t] = id[t + 2]",
      .example = "Tokens 5 6 7: right 6 7 none, got 7 none none.",
      .fix = "Shift once, before the split, and tell the model so (shift_labels).",
-     .seen = "ms-swift 9977, 9973"},
+     .seen = "ms-swift 9977, 9973, 10185"},
     {.name = "labels_cross_documents",
      .family = "packing",
      .symptom = "the loss is a little too high with packing, right without",
@@ -1318,8 +1318,8 @@ static const mistake mistakes[] = {
      .wrong = "token t sees all tokens before it",
      .example = "Window 2, scores 0, v = 1, 5, 6: out of token 2 is 5.5, got 4.",
      .fix = "Compare the window with the length of the text, not with that of a share.",
-     .seen = "read in the source of ring-flash-attention's adapter for transformers and of "
-             "DeepSpeed's FlexAttention path"},
+     .seen = "accelerate 4177; read in the source of ring-flash-attention's adapter for "
+             "transformers and of DeepSpeed's FlexAttention path"},
     {.name = "window_off_by_one",
      .family = "attention",
      .symptom = "the loss of a model with a sliding window differs in the third digit",
