@@ -184,7 +184,7 @@ cp -r $out/one $out/lying; printf '\xff\xff\xff\xff\xff\xff\xff\x7f' | dd of=$ou
 refuse lying_header 'model.safetensors' --dataset $out/arith.jsonl $io --pretrain $out/lying
 cp -r $out/one $out/shape; sed -i 's/"intermediate_size": [0-9]*/"intermediate_size": 64/' $out/shape/config.json
 refuse other_shape 'mlp' --dataset $out/arith.jsonl $io --pretrain $out/shape
-refuse checkpoint_shape 'has hidden_size 32, this run.s has 48' $base --max_steps 60 --hidden_size 48 --load_checkpoint --ckpt_path $out/resume_1/ckpt
+refuse checkpoint_shape "has hidden_size 32, but this run's model has 48" $base --max_steps 60 --hidden_size 48 --load_checkpoint --ckpt_path $out/resume_1/ckpt
 mkdir -p $out/full; cp $out/one/model.safetensors $out/full/; before=$(cksum < $out/full/model.safetensors)
 (ulimit -f 8; trap '' XFSZ; build/train_sft --dataset $out/arith.jsonl $io --num_hidden_layers 1 --hidden_size 64 --save_path $out/full --ckpt_path $out/full/c >$out/full.log 2>&1); code=$?
 if [ $code -ne 0 ] && grep -q '^error: ' $out/full.log && [ "$before" = "$(cksum < $out/full/model.safetensors)" ] && ! ls $out/full/*.tmp* >/dev/null 2>&1; then ok refuse_disk_full; else fail refuse_disk_full "exit $code: $(tail -n 1 $out/full.log)"; fi
