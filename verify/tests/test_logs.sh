@@ -158,7 +158,7 @@ going() { ci/limit.sh 120 $build/train_sft $shape ${data[sft]} --save_path $out/
 before=$(traces)
 going --max_steps 9 && grep -q '^steps: 3 of 8 documents each, from step 7 of 9 on;' $out/dry/going && ok logs_dry_run_goes_on || fail logs_dry_run_goes_on "$(head -n 1 $out/dry/going) $(tail -n 1 $out/dry/going.err)"
 no() { local name=$1 pattern=$2; shift 2; "$@"; local code=$?; if [ $code -ne 0 ] && [ $code -lt 124 ] && grep -qE "^error: .*$pattern" $out/dry/$file.err; then ok "$name"; else fail "$name" "exit code $code: $(tail -n 1 $out/dry/$file.err)"; fi; }
-file=going no logs_dry_run_other_model 'has hidden_size 32, this run.s has 64' going --max_steps 9 --hidden_size 64
+file=going no logs_dry_run_other_model 'has hidden_size 32, but this run.s model has 64' going --max_steps 9 --hidden_size 64
 file=going no logs_dry_run_past_end 'is of step 6, this run ends after step 4' going --max_steps 4
 file=fresh no logs_dry_run_earlier_run 'holds checkpoints of an earlier run' dry fresh sft --max_steps 4 --ckpt_path $out/whole/ckpt
 file=overwrites no logs_dry_run_overwrites 'would overwrite .*, which --dataset reads' dry overwrites sft --max_steps 4 --metrics_path $out/arith.jsonl

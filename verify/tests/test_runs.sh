@@ -215,8 +215,8 @@ cp $out/arith.jsonl $out/copy.jsonl; run data $resume --dataset $out/copy.jsonl 
 fresh data; latest data 4; run data $resume --pack_len 400 && equal data six && ok runs_other_rows || fail runs_other_rows "$(why data)"
 fresh data; latest data 4
 refused runs_other_optim data 'written with --optim adamw, this run has sgd' $resume --optim sgd
-refused runs_other_heads data 'has num_attention_heads 4, this run.s has 8' $resume --num_attention_heads 8 --num_key_value_heads 4 --head_dim 8
-refused runs_other_theta data 'has rope_theta 10000, this run.s has 20000' $resume --rope_theta 20000
+refused runs_other_heads data 'has num_attention_heads 4, but this run.s model has 8' $resume --num_attention_heads 8 --num_key_value_heads 4 --head_dim 8
+refused runs_other_theta data 'has rope_theta 10000, but this run.s model has 20000' $resume --rope_theta 20000
 run data $resume --learning_rate 1e-3 --adam_betas 0.9,0.999 && grep -q '^notice: other options than before (in brackets): --learning_rate 0.001 (0.002), --adam_betas 0.9,0.999 (0.9,0.95)$' $out/data.log && ! equal data six && ok runs_options_said || fail runs_options_said "$(head -n 1 $out/data.log)"
 # the cells are those of the checkpoint
 run eight --max_steps 6 --save_steps 3 --cell 8; equal eight six && fail runs_cells_differ "cells of 8 tokens have the bits of longer ones"

@@ -368,6 +368,10 @@ static const gallery_bug gallery_bugs[] = {
     {"B107", "prime-rl 2358, 1960",
      "Each rank divided by its own count of tokens, and gradients were averaged.",
      .seen = {{LOSS, "mean_of_means"}, {GRADIENTS, "mean_of_means"}}},
+    {"B108", "Automodel 2511, 2571; verl 7834, 7835; UniRL 71",
+     "An embedding that is the head was two tensors after sharding or a resume, and each got the "
+     "gradient of its own use.",
+     .seen = {{GRADIENTS, "tables_untied"}}},
     {"B88", "axolotl's end-to-end test, by reading",
      "It asserts that the loss is below 2.5, and is skipped.", .of_tests = 1},
     {"B89", "DeepSpeed's FPDT test, by reading",
