@@ -169,7 +169,7 @@ ci/limit.sh 120 build/train_sft $shape $labels --dataset $out/arith.jsonl --rope
 refuse range_seed sft 'seed is 18446744073709551616, but it must be a whole number from 0 to 9223372036854775807' $labels --dataset $out/arith.jsonl --seed 18446744073709551616
 refuse range_rate sft 'learning_rate is inf, but it must be a finite number above 0' $labels --dataset $out/arith.jsonl --learning_rate inf
 refuse range_theta_folder sft 'config.json: "rms_norm_eps" is 1e\+308, but it must be a number above 0, up to 1e300' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/far; cp -r $out/sft $out/far; sed -i -E 's/("rms_norm_eps": )[^,]*/\11e308/' $out/far/config.json; echo $out/far)
-refuse template dpo 'input_template has no \{\}' $keys --dataset $out/arith.jsonl --input_template 'User: '
+refuse template dpo 'input_template must have \{\} once, in the place of the prompt, but has none: User: ' $keys --dataset $out/arith.jsonl --input_template 'User: '
 refuse heads dpo 'ulysses_size 4' $keys --dataset $out/arith.jsonl --ring_attn_size 4 --ulysses_size 4
 refuse world dpo 'world_size 6' $keys --dataset $out/arith.jsonl --world_size 6 --ring_attn_size 4
 run backslash dpo $keys --dataset $out/arith.jsonl --input_template 'User: {}\nAssistant: ' && grep -q '^notice: .*backslash' $out/backslash.log && ok bad_backslash || fail bad_backslash "$(head -n 2 $out/backslash.log)"
@@ -203,14 +203,14 @@ done <<'FOLDERS'
 rope_scaling|"rope_scaling": {"rope_type": "longrope", "factor": 8.0},|"rope_scaling.rope_type" is "longrope"
 rope_number|"rope_scaling": {"rope_type": "llama3", "factor": "8"},|"rope_scaling.factor" is "8"
 rope_missing|"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},|"rope_scaling.original_max_position_embeddings" is missing
-rope_other_key|"rope_scaling": {"type": "linear", "factor": 8.0, "beta_fast": 32},|"rope_scaling.beta_fast" \(32\) is not known
+rope_other_key|"rope_scaling": {"type": "linear", "factor": 8.0, "beta_fast": 32},|"rope_scaling.beta_fast" \(32\) is unknown
 rope_two_types|"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0},|"rope_scaling.rope_type" and "rope_scaling.type" are different
 rope_two_places|"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 8.0},|both scale
-rope_factor|"rope_scaling": {"rope_type": "default", "factor": 8.0},|"rope_scaling.factor" \(8\) is not known
+rope_factor|"rope_scaling": {"rope_type": "default", "factor": 8.0},|"rope_scaling.factor" \(8\) is unknown
 rope_parameters|"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 8.0},|"rope_parameters.original_max_position_embeddings" is missing
 rope_twice|"rope_theta": 10000, "rope_parameters": {"rope_theta": 20000.0},|rope_theta is 10000 and rope_parameters.rope_theta 20000
 window|"sliding_window": 4096,|"sliding_window" is 4096
-unknown|"logit_scale": 0.5,|"logit_scale" \(0.5\) is not known
+unknown|"logit_scale": 0.5,|"logit_scale" \(0.5\) is unknown
 twice|"use_cache": false,|"use_cache" occurs twice
 escape|"a\\u001b[31mb\\n": 1,|key "a\\x1b\[31mb\\n"
 quantized|"quantization_config": {"quant_method": "gptq"},|"quantization_config" is
@@ -261,14 +261,14 @@ command='python3 demos/prepare.py --kind %s --pretrain '$out'/complete --dataset
 for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $keys" "kto labelled labelled $labels"; do
     read -r trainer kind data options <<<"$stage"
     line=$(printf "$command" $kind $data $data)
-    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/complete has a tokenizer.* \(add --apply_chat_template for the model's chat template\): $line( --[a-z]*_key [a-z]*)* --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete
-    refuse ${trainer}_keeps_what_is_given $trainer "give those: $line .*--apply_chat_template( --tokenizer_chat_template T)? --truncation drop --max_samples 7 --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --apply_chat_template $([ $trainer = kto ] || echo --tokenizer_chat_template T) --truncation drop --max_samples 7
+    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, which only demos/prepare.py can tokenize with the tokenizer in $out/complete; make a token file and give it \(add --apply_chat_template for the model's chat template\): $line( --[a-z]*_key [a-z]*)* --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete
+    refuse ${trainer}_keeps_what_is_given $trainer "give it: $line .*--apply_chat_template( --tokenizer_chat_template T)? --truncation drop --max_samples 7 --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --apply_chat_template $([ $trainer = kto ] || echo --tokenizer_chat_template T) --truncation drop --max_samples 7
     refuse ${trainer}_keeps_its_template $trainer "$line .*--input_template .'<\{\}\\\\n>' --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --input_template $'<{}\n>'
 done
 refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --output $out/arith.jsonl.tokens --input_key question --output_key answer --dataset_probs 0.25,0.75 --seed 3 --max_len 200$" $labels --dataset $out/arith.jsonl,$out/labelled.jsonl --dataset_probs 0.25,0.75 --seed 3 --pretrain $out/complete
 # half a command is none: one that no sentence holds is named, and the words that are printed are whole
 long=$(printf '{}%09000d' 0)
-refuse sft_long_command sft "give those \(add .*\): python3 demos/prepare.py with the arguments that --print_prepare prints \([0-9]+ characters, too many to print here\)$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long"
+refuse sft_long_command sft "give it \(add .*\): python3 demos/prepare.py with the arguments that --print_prepare prints \([0-9]+ characters, too many to print here\)$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long"
 refuse sft_long_template sft "too many to print here\) --apply_chat_template$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --tokenizer_chat_template "$long" --apply_chat_template
 template() { printf "{}%0$1d" 0; }
 words="$labels --dataset $out/arith.jsonl --pretrain $out/complete"
@@ -278,7 +278,7 @@ longest=$((3000 + 4096 - ${#said}))
 refuse sft_longest_command sft "0000' --max_len 200$" $words --input_template "$(template $longest)"
 refuse sft_longer_command sft "\(4097 characters, too many to print here\)$" $words --input_template "$(template $((longest + 1)))"
 build/train_sft $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long" --print_prepare 2>/dev/null | grep -qF "\"$long\"" && ok bad_long_words || fail bad_long_words "--print_prepare cuts words"
-refuse ppo_text_for_a_tokenizer ppo "is text, which only demos/prepare.py can tokenize .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
+refuse ppo_text_for_a_tokenizer ppo "is not a token file, but the model in .* has a tokenizer, so prompts must be in one; make a token file and give it.*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
 # lists of messages are what prepare.py reads
 printf '{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]}\n' >$out/listed.jsonl
 for trainer in dpo rm; do
@@ -289,7 +289,7 @@ printf '\x89SEQTOK\n' >$out/x.tokens
 for stage in "sft $labels --dataset" "dpo $keys --dataset" "kto $labels --dataset" "ppo --input_key question --label_key answer --reward_rule last_number --prompt_data"; do
     refuse ${stage%% *}_token_files ${stage%% *} 'x.tokens: is a token file, which cannot be combined with other data; let demos/prepare.py make one token file of all data sets' --max_samples 1 $([ ${stage%% *} = ppo ] && echo --prompt_max_len 77 --generate_max_len 20) ${stage#* } $out/arith.jsonl,$out/x.tokens --pretrain $out/complete
 done
-refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete
+refuse ppo_ids_for_a_tokenizer ppo 'not a token file, but the model in ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete
 echo 'plain text' >$out/plain.txt
 refuse sft_stream_for_a_tokenizer sft 'plain.txt: is text, .*--output .*plain.txt.tokens --input_key question --pretrain_mode --max_len 200' --dataset $out/plain.txt --input_key question --pretrain_mode --pretrain $out/complete
 if cmp -s $out/complete/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/complete/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/complete/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
@@ -369,7 +369,7 @@ sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/od
 refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd
 folder odd '"sliding_window": 4096, "use_sliding_window": false,'
 run unused_window sft $labels --dataset $out/arith.jsonl --pretrain $out/odd && ok bad_folder_unused_window || fail bad_folder_unused_window "$(tail -n 1 $out/unused_window.log)"
-for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these are supported: llama, mistral, qwen2, qwen3, smollm3, phi3' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|not a JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/|"sliding_window" is missing' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/; s/^\{/{"sliding_window": null, "attention_bias": true,/|"attention_bias" is true, but only false' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/"num_key_value_heads.*//|"num_key_value_heads" is missing' 's/"rms_norm_eps.*//|"rms_norm_eps" is missing' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["sliding_attention"],/|"layer_types" has sliding_attention, but' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["chunked_attention"],/|"layer_types" must name 1 layers' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/; s/^\{/{"use_sliding_window": true, "sliding_window": 4,/|"max_window_layers" is missing' 's/"llama"/"smollm3"/; s/LlamaFor/SmolLM3For/; s/^\{/{"no_rope_layers": [],/|"no_rope_layers" must be 1 numbers' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "resid_pdrop": 0.1,/|"resid_pdrop" is 0.1' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8},/|type phi3 has rope_type "yarn"' 's/^\{/{"attention_dropout": 1,/|"attention_dropout" is 1, but it must be a number from 0 on, below 1' 's/^\{/{"use_mrope": true,/|"use_mrope" is true, but only false' 's/^\{/{"rope_scaling": {"type": "linear", "factor": 2, "attn_factor": 2},/|"rope_scaling.attn_factor" is 2, but only 1'; do
+for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these are supported: llama, mistral, qwen2, qwen3, smollm3, phi3' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|not a JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|not a JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/|"sliding_window" is missing' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/; s/^\{/{"sliding_window": null, "attention_bias": true,/|"attention_bias" is true, but only false' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/"num_key_value_heads.*//|"num_key_value_heads" is missing' 's/"rms_norm_eps.*//|"rms_norm_eps" is missing' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["sliding_attention"],/|"layer_types" has sliding_attention, but' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["chunked_attention"],/|"layer_types" must name 1 layers' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/; s/^\{/{"use_sliding_window": true, "sliding_window": 4,/|"max_window_layers" is missing' 's/"llama"/"smollm3"/; s/LlamaFor/SmolLM3For/; s/^\{/{"no_rope_layers": [],/|"no_rope_layers" must be 1 numbers' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "resid_pdrop": 0.1,/|"resid_pdrop" is 0.1' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8},/|type phi3 has rope_type "yarn"' 's/^\{/{"attention_dropout": 1,/|"attention_dropout" is 1, but it must be a number from 0 on, below 1' 's/^\{/{"use_mrope": true,/|"use_mrope" is true, but only false' 's/^\{/{"rope_scaling": {"type": "linear", "factor": 2, "attn_factor": 2},/|"rope_scaling.attn_factor" is 2, but only 1'; do
     rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
     refuse "folder_${change%%|*}" sft "odd/config.json: .*${change#*|}" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
@@ -378,8 +378,8 @@ for change in 's/^\{/{"attention_bias": true,/|self_attn.q_proj.bias' 's/^\{/{"m
     refuse "folder_lacks_${change%%|*}" sft "odd/model.safetensors: tensor \"model.layers.0.${change#*|}\"" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
 rm -rf $out/odd; cp -r $out/sft $out/odd; add_tensor $out/odd/model.safetensors model.layers.0.self_attn.q_proj.bias 32 32
-refuse folder_tensor sft 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of the model that config.json describes' $labels --dataset $out/arith.jsonl --pretrain $out/odd
-refuse folder_reference dpo 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of the model that config.json describes' $keys --dataset $out/arith.jsonl --ref_pretrain $out/odd
+refuse folder_tensor sft 'tensor "model.layers.0.self_attn.q_proj.bias" is not a tensor of the model that config.json describes' $labels --dataset $out/arith.jsonl --pretrain $out/odd
+refuse folder_reference dpo 'tensor "model.layers.0.self_attn.q_proj.bias" is not a tensor of the model that config.json describes' $keys --dataset $out/arith.jsonl --ref_pretrain $out/odd
 # a tied head may be in the file all the same, if it is the embedding
 build/train_sft --dataset $out/arith.jsonl $labels $shape --tie_word_embeddings --save_path $out/tied --ckpt_path $out/tied.ckpt >$out/tied.log 2>&1 || fail bad_tied "$(tail -n 1 $out/tied.log)"
 tail -c $(($(wc -c <$out/tied/model.safetensors) - 8 - $(od -An -t u8 -N 8 $out/tied/model.safetensors))) $out/tied/model.safetensors > $out/embedding # the first tensor

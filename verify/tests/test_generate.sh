@@ -287,7 +287,7 @@ with_words() {
     check generate_tokens_counted "$(cat plain.log)" grep -q '^plain.tokens: prompts, 25 records read, 25 kept .* 0 fully masked;' plain.log
     refuse asked_not '--enable_csft is true, but plain.tokens was made with prompts without a reward to ask for \(--csft_prompt\); make it again' --pretrain "$F/words" --dataset plain.tokens --enable_csft
     refuse asked_other '--csft_prompt is good, but great.tokens was made with great; make it again' --pretrain "$F/words" --dataset great.tokens --enable_csft --csft_prompt good
-    refuse text "prompts.jsonl is text, which only demos/prepare.py can tokenize with the tokenizer in .*words; make a token file and give it .*: python3 demos/prepare.py --kind prompts" --pretrain "$F/words"
+    refuse text "prompts.jsonl is not a token file, but the model in .*words has a tokenizer, so prompts must be in one; make a token file and give it .*: python3 demos/prepare.py --kind prompts" --pretrain "$F/words"
     refuse tokens_kind '.*is of kind sft' --pretrain "$F/words" --dataset sft.tokens
 }
 if [ -z "$P" ]; then skip generate_words "no python3 here has tokenizers and jinja2"; else

@@ -109,8 +109,8 @@ static int demo_prompts_load(demo_dataset *set, const char *paths,
     if (!demo_is_token_file(paths) && options->prepare)
         return demo_fail(
             error,
-            "%s is text, which only demos/prepare.py can tokenize with the tokenizer in %s; "
-            "make a token file and give it%s: %s",
+            "%s is not a token file, but the model in %s has a tokenizer, so prompts must be in "
+            "one; make a token file and give it%s: %s",
             paths, options->folder, demo_template_hint(options), options->prepare);
     if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error);
     *set = (demo_dataset){0};
