@@ -206,7 +206,7 @@ refuse() { # NAME TRAINER PATTERN OPTIONS...
 }
 lora="$texts --pretrain $out/base --lora_rank 4"
 refuse target sft 'target_modules names qproj, which no layer has; give some of q_proj,k_proj,.*down_proj, or all-linear' $lora --target_modules q_proj,qproj
-refuse no_target sft 'target_modules names no module; give another adapter' $lora --target_modules ,
+refuse no_target sft 'target_modules names no module; give all-linear' $lora --target_modules ,
 refuse rank sft 'lora_rank is -1, but it must be' $lora --lora_rank -1
 refuse alpha sft 'lora_alpha is 0, but it must be' $lora --lora_alpha 0
 refuse dropout sft 'lora_dropout is 1, but it must be' $lora --lora_dropout 1
@@ -229,7 +229,7 @@ changed 's/"r":.*/"r": 0,/'; refuse there_zero sft ': r is 0, but must be a numb
 changed 's/"lora_alpha":.*/"lora_alpha": 0.5,/'; refuse there_half sft ': lora_alpha is 0.5, but must be a number from 1 to 2147483647' $there $out/changed
 changed 's/"q_proj"/"qkv_proj"/'; refuse there_module sft 'target_modules has qkv_proj, but no layer has a module of that name; give another adapter' $there $out/changed
 changed 's/"modules_to_save":.*/"modules_to_save": ["lm_head"],/'; refuse there_saved sft 'modules_to_save has lm_head, but only score is supported; give another adapter' $there $out/changed
-changed 's/"q_proj", *//; /^.*"q_proj",$/d'; refuse there_more sft 'has base_model.*self_attn.q_proj.lora_A.weight, which adapters of this model have not' $there $out/changed
+changed 's/"q_proj", *//; /^.*"q_proj",$/d'; refuse there_more sft 'has base_model.*self_attn.q_proj.lora_A.weight, which no adapter of this model has' $there $out/changed
 changed 's/"r":.*/"r": 2,/'; refuse there_shape sft 'lora_A.weight is \[4, 32\].*\[2, 32\]|shape|2, 32' $there $out/changed
 rm $out/changed/adapter_model.safetensors; changed 's/x/x/'; rm $out/changed/adapter_model.safetensors; refuse there_gone sft 'adapter_model.safetensors' $there $out/changed
 refuse four_alone sft 'load_in_4bit keeps the model in four bits, which cannot be trained without adapters; add --lora_rank, or leave it out' $texts --pretrain $out/base --load_in_4bit
@@ -246,7 +246,7 @@ refuse merged sft 'save_merged needs adapters' $texts --pretrain $out/base --sav
 refuse no_adapter sft 'without --adapter axolotl ignores --lora_r 8 and trains every weight' $texts --pretrain $out/base --lora_r 8
 refuse axolotl_alpha sft 'axolotl has no default for lora_alpha' $texts --pretrain $out/base --adapter lora --lora_r 8
 refuse vera sft 'adapter is vera, but it must be one of lora, qlora' $texts --pretrain $out/base --adapter vera
-refuse experts sft 'the model has experts, whose MLPs have no adapters' $lora --pretrain $out/of/qwen3_moe.lm --target_modules q_proj,up_proj
+refuse experts sft 'the model has experts, whose MLPs cannot have adapters' $lora --pretrain $out/of/qwen3_moe.lm --target_modules q_proj,up_proj
 refuse fused sft 'as one matrix, .*give --target_modules o_proj,down_proj' $lora --pretrain $out/of/phi3.lm
 refuse beside_model sft 'holds a whole model \(model.safetensors\), and in that folder adapters' $lora --save_path $out/copy
 refuse beside_adapters sft 'holds adapters \(adapter_config.json\), and in that folder a whole model' $texts --pretrain $out/base --save_path $out/sft.one
