@@ -135,7 +135,7 @@ refuse overlong_factor 'overlong_penalty_factor 2' group --overlong_penalty_fact
 refuse stop 'stop_properly_penalty_coef is 1.5' group --stop_properly_penalty_coef 1.5
 refuse normalize_what 'normalize_reward' group --normalize_reward
 cp -r $out/rm $out/bare; sed -i 's/"std":[^}]*/"std": 0/' $out/bare/config.json
-refuse reward_head 'tensor "score.weight" is no part of the model .* name the head by --value_head_prefix' critic --value_head_prefix value
+refuse reward_head 'tensor "score.weight" is not a tensor of the model .* name the head by --value_head_prefix' critic --value_head_prefix value
 refuse reward_headless 'there is no tensor "score.weight", so this is no reward model' critic --reward_pretrain $out/sft
 refuse normalize_moments 'normalize_reward needs "mean" and a positive "std"' critic --reward_pretrain $out/bare --normalize_reward --ring_attn_size 2
 # what a config says of a reward model's scores holds for its own weights alone: trained further they are made anew, once
@@ -147,12 +147,12 @@ run further_normalized $critic --reward_pretrain $out/further --normalize_reward
 [ "$(grep -cE '"(mean|std)"' $out/measured/config.json)" = 2 ] && echo "$scores $(sed -nE 's/.*"mean":[[:space:]]*([-0-9.e+]*).*/\1/p' $out/measured/config.json) $(number mean)" | awk '{ d = $1 - $2; exit !(NF == 3 && d < 6e-6 && d > -6e-6 && $2 != $3) }' && run remeasured $critic --reward_pretrain $out/measured --normalize_reward && ok ppo_moments_anew || fail ppo_moments_anew "$scores $(grep -E 'mean|std' $out/measured/config.json | tr '\n' ' ')"
 # rewards whose sum over texts would overflow
 cp -r $out/rm $out/steep; sed -i 's/"std":[^}]*/"std": 1e-300/' $out/steep/config.json
-refuse reward_overflow 'text 0 of the rollout has a reward of -?[0-9.]*e\+[0-9]*, but at most 1e\+100 each' critic --reward_pretrain $out/steep --normalize_reward
+refuse reward_overflow 'text 0 of the rollout has a reward of -?[0-9.]*e\+[0-9]*, but the limit is 1e\+100' critic --reward_pretrain $out/steep --normalize_reward
 refuse penalty_overflow 'text [0-9]* of the rollout has a reward of -1e\+308' group --generate_max_len 3 --stop_properly_penalty_coef -1e308 --ring_attn_size 2
 refuse k3 'contradicts kl_estimator k2' critic --use_kl_estimator_k3 --kl_estimator k2
 refuse eval_samples 'eval_n_samples_per_prompt is 3' group --eval_n_samples_per_prompt 3 --eval_dataset $out/eval.jsonl
 refuse save_critic 'rloo has no critic' group --save_value_network
-refuse ptx_temperature 'temperature 0.7' group --pretrain_data $out/text.jsonl --temperature 0.7
+refuse ptx_temperature 'temperature is 0.7' group --pretrain_data $out/text.jsonl --temperature 0.7
 refuse ptx_file 'nowhere.jsonl' group --pretrain_data $out/nowhere.jsonl
 refuse temperature 'temperature is 1e300, but it must be a number above 0, up to 1e\+30' group --temperature 1e300
 refuse stop_endless 'stop_properly_penalty_coef is -inf, but it must be a finite number up to 1' group --stop_properly_penalty_coef -inf
@@ -160,7 +160,7 @@ refuse policy 'policy_loss_type' group --policy_loss_type best
 refuse ema 'ema_beta is 2' group --enable_ema --ema_beta 2
 refuse max_len 'max_len is 200, but prompt_max_len 160 . generate_max_len 48 are more tokens' group --max_len 200
 refuse cut_prompt 'truncation cut: prompts are never cut' group --truncation cut
-refuse generator_group 'the group of the generator has 1 rank \(--vllm_num_engines x --vllm_tensor_parallel_size\), which ring_attn_size 2 does not divide' group --vllm_num_engines 1 --ring_attn_size 2 --actor_num_gpus_per_node 2
+refuse generator_group 'the group of the generator has 1 rank \(--vllm_num_engines x --vllm_tensor_parallel_size\), but must have a multiple of ring_attn_size 2' group --vllm_num_engines 1 --ring_attn_size 2 --actor_num_gpus_per_node 2
 refuse reference_group 'the group of the reference has 1 rank \(--ref_num_nodes x --ref_num_gpus_per_node\)' group --ref_num_gpus_per_node 1 --ring_attn_size 2
 build/train_rm $shape --num_attention_heads 2 --num_key_value_heads 1 --dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 12 --max_steps 1 --save_path $out/one_head >/dev/null 2>&1
 refuse stride_reward 'heads_k_stride 2 .* does not divide the 1 kv heads of the model in --reward_pretrain .*/one_head' critic --reward_pretrain $out/one_head --ring_attn_size 2 --ring_head_stride 2
