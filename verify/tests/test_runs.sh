@@ -80,7 +80,7 @@ damaged hole 'rm config.json' 'config.json cannot be read: No such file or direc
 damaged other 'cp ../global_step4/model.safetensors .' 'model.safetensors has the CRC-32 [0-9a-f]*, its manifest says [0-9a-f]*'
 damaged list 'echo nonsense > manifest.json' 'manifest.json lists no files'
 damaged unlisted 'rm manifest.json' 'manifest.json is missing \(0\.1\.0 wrote none\), so the files cannot be checked'
-damaged emptied 'manifest . "files.clear()"' 'manifest.json does not list config.json, so it is unknown whetherit is what was written'
+damaged emptied 'manifest . "files.clear()"' 'manifest.json does not list config.json, so nothing says whether it is what was written'
 damaged thinned 'manifest . "del files[\"model.safetensors\"]"' 'manifest.json does not list model.safetensors, so nothing says whether it is what was written'
 damaged whole_other 'cp ../global_step4/* .' 'manifest.json is of step 4 of the run [0-9a-f]{16}, its folder of step 6 of the run [0-9a-f]{16}'
 damaged half_named 'manifest . "del m[\"step\"]"' 'manifest.json is of step .* of the run [0-9a-f]{16}, its folder of step 6 of the run [0-9a-f]{16}'
@@ -287,9 +287,9 @@ back roles_five; ppo roles_five $played --load_checkpoint --ring_attn_size 2 && 
 cp -r $out/roles_none $out/roles_zero; back roles_zero; ppo roles_zero $played --load_checkpoint --save_steps 1 $roles --colocate_actor_ref --zero_stage 3 --param_offload --sharded_checkpoint && alike roles_zero && ok runs_roles_sharded || fail runs_roles_sharded "$(tail -n 1 $out/roles_zero.log)"
 back roles_zero; ppo roles_zero $played --load_checkpoint --save_steps 1 $roles --ring_attn_size 2 --ref_num_nodes 2 --vllm_tensor_parallel_size 2 --colocate_critic_reward --async_save && alike roles_zero && ok runs_roles_async || fail runs_roles_async "$(tail -n 1 $out/roles_zero.log)"
 back roles_zero; ppo roles_zero $played --load_checkpoint $roles --colocate_all_models && alike roles_zero && ! grep -q '^groups' $out/roles_zero.log && ok runs_roles_colocated || fail runs_roles_colocated "$(tail -n 1 $out/roles_zero.log)"
-ppo roles_bad $played $roles --ring_attn_size 2; [ $? -ne 0 ] && grep -q '^error: the group of the reference has 1 rank (.*), which ring_attn_size 2 does not divide' $out/roles_bad.log && ok runs_roles_indivisible || fail runs_roles_indivisible "$(tail -n 1 $out/roles_bad.log)"
+ppo roles_bad $played $roles --ring_attn_size 2; [ $? -ne 0 ] && grep -q '^error: the group of the reference has 1 rank (.*), but must have a multiple of ring_attn_size 2' $out/roles_bad.log && ok runs_roles_indivisible || fail runs_roles_indivisible "$(tail -n 1 $out/roles_bad.log)"
 ppo roles_bad $played $roles --world_size 3; [ $? -ne 0 ] && grep -q '^error: world_size is 3, the roles have 7 ranks' $out/roles_bad.log && ok runs_roles_world || fail runs_roles_world "$(tail -n 1 $out/roles_bad.log)"
-ppo roles_bad $played $roles --data_parallel_size 3; [ $? -ne 0 ] && grep -q "^error: data_parallel_size 3 x ring_attn_size 1 are not the actor's 2 ranks" $out/roles_bad.log && ok runs_roles_actor || fail runs_roles_actor "$(tail -n 1 $out/roles_bad.log)"
+ppo roles_bad $played $roles --data_parallel_size 3; [ $? -ne 0 ] && grep -q "^error: data_parallel_size 3 x ring_attn_size 1 is not the actor's 2 ranks" $out/roles_bad.log && ok runs_roles_actor || fail runs_roles_actor "$(tail -n 1 $out/roles_bad.log)"
 # ---- outputs that are inputs ----
 cp $out/arith.jsonl $out/mine.jsonl; ln $out/mine.jsonl $out/hard.jsonl; ln -s mine.jsonl $out/soft.jsonl; mkdir -p $out/seen; cp $out/six/*.* $out/seen/
 for other in $out/mine.jsonl $PWD/$out/./mine.jsonl $out/hard.jsonl $out/soft.jsonl $out/kept/../mine.jsonl; do

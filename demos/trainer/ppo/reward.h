@@ -256,8 +256,8 @@ static seqpar_status demo_rewards_fit(demo_rank *r) {
     for (int64_t i = 0; i < o->texts; i++)
         if (!(fabs(o->score[i]) <= DEMO_REWARD_MOST))
             return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
-                               "text %lld of the rollout has a reward of %g, but at most %g "
-                               "is possible; check what it is made of (reward models, their "
+                               "text %lld of the rollout has a reward of %g, but the limit "
+                               "is %g; check what it is made of (reward models, their "
                                "\"std\", penalties)",
                                (long long)i, o->score[i], DEMO_REWARD_MOST);
     return SEQPAR_OK;
