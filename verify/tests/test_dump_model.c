@@ -782,6 +782,11 @@ static void test_gradients(void) {
     how.scale = 0.5;
     expect(1, "wrong: one of over_sp, over_dp, over_accumulation places", "gradients wrong");
     test_end("dump_model_factor");
+    restart();
+    double tokens = 0;
+    for (int64_t r = 0; r < row_count; r++) tokens += (double)rows[r].tokens;
+    how.scale = counted(in_all, 0) / tokens;
+    expect_named("all_tokens_counted", "gradients wrong");
     for (size_t i = 0; i < sizeof means / sizeof *means; i++) {
         restart();
         seed_means(means[i].in, means[i].groups);
