@@ -114,7 +114,7 @@ static void test_answers(void) {
                  {"{\"rewards\": [1, 2]", "not JSON from byte"},
                  {"{\"rewards\": [1, 2]} \n", NULL},
                  {"{\"rewards\": [1, 2]} x", "not JSON from byte 20 of 21 on: x; "},
-                 {"{\"rewards\": [1, 2], \"rewards\": [1, 2]}", "key \"rewards\" occurs twice"},
+                 {"{\"rewards\": [1, 2], \"rewards\": [1, 2]}", "has the key \"rewards\" twice"},
                  {"{\"rewards\": [1e100, -1e100]}", NULL},
                  {"{\"rewards\": [1.1e100, 1]}", "rewards[0] is 1.1e+100"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
