@@ -90,7 +90,7 @@ pads() { # NAME FOLDER PATTERN TRAINER OPTIONS...
     run pads.$name $trainer "$@" --save_steps 1 || fail definition_pads_$name "$(tail -n 1 $out/pads.$name.log)"
     sed -i -E 's/("pad_token_id":[[:space:]]*)[0-9]+/\146/' $folder/config.json
     run pads.$name $trainer "$@" --load_checkpoint --overwrite && [ "$pattern" ] && fail definition_pads_$name "went on"
-    { [ -z "$pattern" ] && [ -s $out/pads.$name/model.safetensors ] && ! grep -q '^error' $out/pads.$name.log; } || { [ "$pattern" ] && grep -q "^error: the checkpoint was written with $pattern: inputs" $out/pads.$name.log; } && ok definition_pads_$name || fail definition_pads_$name "$(tail -n 1 $out/pads.$name.log)"
+    { [ -z "$pattern" ] && [ -s $out/pads.$name/model.safetensors ] && ! grep -q '^error' $out/pads.$name.log; } || { [ "$pattern" ] && grep -q "^error: the checkpoint was written with $pattern: the embedding of that token gets no gradient from inputs" $out/pads.$name.log; } && ok definition_pads_$name || fail definition_pads_$name "$(tail -n 1 $out/pads.$name.log)"
     sed -i -E 's/("pad_token_id":[[:space:]]*)[0-9]+/\132/' $folder/config.json
     run pads.$name $trainer "$@" --load_checkpoint --overwrite && ok definition_pads_${name}_same || fail definition_pads_${name}_same "$(tail -n 1 $out/pads.$name.log)"
 }
