@@ -115,6 +115,7 @@ def read_parts():
     for name, files, chapters, suites in rows("parts.tsv"):
         listed = [suite for word in suites.split(" ")
                   for suite in (dumps if word == "test_dumps" else [word])]
+        listed = list(dict.fromkeys(listed))  # test_dumps has some that stand before it
         found.append(Part(name, files.split(" "), chapters.split(","), listed))
     return found
 

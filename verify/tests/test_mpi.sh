@@ -35,7 +35,7 @@ transport() {
 alone() {
     mkdir -p $out/$library
     mpicc.$library $flags -O1 verify/tests/mpi_alone.c -o $out/$library/mpi_alone -lm -lpthread 2>$out/alone.build.log && [ ! -s $out/alone.build.log ] || fail ${name}_alone_build "$(head -n 1 $out/alone.build.log)"
-    ci/limit.sh 300 $out/$library/mpi_alone >$out/$library.alone.log 2>&1; local code=$?
+    ci/limit.sh 60 $out/$library/mpi_alone >$out/$library.alone.log 2>&1; local code=$?
     sed -nE "s/^ok mpi_/ok ${name}_/p; s/^FAIL mpi_/FAIL ${name}_/p" $out/$library.alone.log
     read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' $out/$library.alone.log)
     passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
