@@ -102,20 +102,20 @@ def options_of(arguments):
                    help="labelled: key of true or false (label); steps: of the list of labels "
                         "(label); prompts: key of the right answer")
     p.add_argument("--placeholder_token", metavar="TOKEN",
-                   help="steps: what stands behind each of them, and is labelled")
+                   help="steps: the token after each step, which has the label")
     p.add_argument("--reward_tokens", metavar="TOKENS", nargs="+",
-                   help="steps: the tokens that labels are among; without it, all; "
+                   help="steps: the tokens that can be labels; without it, any; "
                         "numbers as labels need two")
     p.add_argument("--apply_chat_template", action="store_true",
-                   help="texts and lists of messages are written by the chat template")
+                   help="format texts and lists of messages by the chat template")
     p.add_argument("--tokenizer_chat_template", metavar="TEXT_OR_FILE",
-                   help="that template, in the place of the folder's")
+                   help="a chat template to use in place of the folder's")
     p.add_argument("--template", choices=sorted(TEMPLATES), metavar="NAME",
-                   help="conversations as LLaMA-Factory 0.9.5 writes them by this name, in the "
+                   help="format conversations as LLaMA-Factory 0.9.5 does by this name, in "
                         f"place of a chat template: {', '.join(sorted(TEMPLATES))}")
     p.add_argument("--default_system",
-                   help="the system's text where a record has none, in the place "
-                        "of the template's own")
+                   help="system message of records without one, in place of the "
+                        "template's own")
     p.add_argument("--dataset_info", metavar="JSON",
                    help="a list with an object for each data set, as in LLaMA-Factory's "
                         "dataset_info.json: formatting, columns, tags; also max_samples, and "
@@ -127,10 +127,10 @@ def options_of(arguments):
     p.add_argument("--csft_prompt", metavar="TEXT",
                    help="text that asks for a reward, appended to each prompt with a space")
     p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
-                   help="sft: all turns of the assistant are learnt, its last one, or "
-                        "every token (assistant)")
+                   help="sft: train on all turns of the assistant, on the last one, or "
+                        "on every token (assistant)")
     p.add_argument("--pretrain_mode", action="store_true",
-                   help="sft: every token of the input is learnt, and no EOS is added")
+                   help="sft: train on every token of the input, without adding EOS")
     p.add_argument("--pretrain_eos", action="store_true",
                    help="with --pretrain_mode: EOS ends each text, unless it is cut, as in "
                         "LLaMA-Factory's stage pt")
@@ -141,23 +141,22 @@ def options_of(arguments):
     p.add_argument("--max_len", type=whole(0), default=1024,
                    help="longest document or prompt, in tokens; 0: no limit (1024)")
     p.add_argument("--truncation", choices=("drop", "cut", "cut_both"),
-                   help="what happens to longer ones: they are left out, lose their end as in "
-                        "OpenRLHF, or the ends of prompt and response as in LLaMA-Factory "
-                        "(cut; prompts: drop)")
+                   help="drop longer ones, cut their end as in OpenRLHF, or cut the ends of "
+                        "prompt and response as in LLaMA-Factory (cut; prompts: drop)")
     p.add_argument("--max_samples", type=whole(1), default=ALL_SAMPLES,
                    help="use at most this many records, after mixing")
     p.add_argument("--split", choices=("train", "test"), default="train",
                    help="which files of a folder are read (train)")
     p.add_argument("--dataset_probs", type=weights,
-                   help="a weight for each data set: every record is drawn from one of them, "
-                        "in its order, until one that is drawn is exhausted; without it they "
-                        "are read one after the other, of each the same share where "
-                        "--max_samples are fewer than there are")
+                   help="a weight for each data set: each record is taken from one drawn by "
+                        "weight, in order, until the one drawn is exhausted; without it "
+                        "they are read one after the other, the same number of each if "
+                        "--max_samples is smaller than their sum")
     p.add_argument("--seed", type=whole(0), default=42, help="of --dataset_probs (42)")
     p.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1,
                    help="processes; the file does not depend on them")
     p.add_argument("--overwrite", action="store_true",
-                   help="replace a token file that is there")
+                   help="replace an existing token file")
     return p.parse_args(arguments)
 
 
@@ -237,10 +236,10 @@ def prepare(arguments):
     said = summary(counts, tokens, o.kind)
     if not counts["kept"]:
         raise Refused(f"{o.dataset}: nothing is left ({said}); raise "
-                      "--max_len, or look at the data")
+                      "--max_len, or check the data")
     if o.kind != "prompts" and not counts["supervised"]:
         raise Refused(f"{o.dataset}: no supervised token in the whole set ({said}); raise "
-                      "--max_len, or look at the data")
+                      "--max_len, or check the data")
     if o.kind == "steps":
         file.add({CHOICES: little("i", maker.choices.values())})
     file.write(o.kind, maker.folder, about(o, counts, said))

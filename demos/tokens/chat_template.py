@@ -111,7 +111,7 @@ class Template:
             # as they are, each rendering walks through two of them
             self.template.globals = dict(self.template.globals)
         except Exception as why:  # a template may hold any constant arithmetic
-            raise Refused(f"the chat template is no Jinja: {reason(why)}; look at "
+            raise Refused(f"the chat template is not valid Jinja: {reason(why)}; check "
                           "--tokenizer_chat_template or the folder's own")
 
     def marks(self, messages, tools, prompt):
@@ -202,10 +202,11 @@ class Template:
             if not (text.startswith(after) and after.startswith(before) and
                     len(before) < len(after)):
                 raise Refused("the chat template writes the conversation up to message "
-                              f"{k + 1} otherwise alone than as a part of the whole, so what "
-                              "the assistant says there cannot be found; put {% generation %} "
-                              "and {% endgeneration %} around it in a template for "
-                              "--tokenizer_chat_template, or take --train_on last or all")
+                              f"{k + 1} differently alone than as part of the whole, so "
+                              "what the assistant says there cannot be found; put "
+                              "{% generation %} and {% endgeneration %} around it in a "
+                              "template for --tokenizer_chat_template, or take --train_on last "
+                              "or all")
             span = (len(before), self.ended(after, len(before)))
             said = messages[k].get("content")
             if isinstance(said, str) and said.strip() not in text[span[0]:span[1]]:

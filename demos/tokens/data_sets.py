@@ -51,8 +51,8 @@ def parquet_items(path):
 
 def file_items(path):
     if not os.path.isfile(path):
-        raise Refused(f"{path} is no file; give a .jsonl, .json, .jsonl.gz, .parquet or .txt, "
-                      "a folder, or json@FOLDER")
+        raise Refused(f"{path} is not a file; give a .jsonl, .json, .jsonl.gz, .parquet or "
+                      ".txt, a folder, or json@FOLDER")
     items = parquet_items(path) if path.endswith(".parquet") else json_items(path)
     if not path.endswith(DATA):
         raise Refused(f"{path} ends in neither .jsonl, .json, .jsonl.gz, .parquet nor "
@@ -60,10 +60,10 @@ def file_items(path):
     try:
         yield from items
     except (EOFError, zlib.error, gzip.BadGzipFile) as why:
-        raise Refused(f"{path} is no whole gzip file ({why}); take it anew "
-                      "from where it is from")
+        raise Refused(f"{path} is not a complete gzip file ({why}); "
+                      "download it again")
     except OSError as why:
-        raise Refused(f"{path} cannot be read: {why.strerror}; look at its permissions")
+        raise Refused(f"{path} cannot be read: {why.strerror}; check its permissions")
 
 
 def folder_files(folder, split):
@@ -88,8 +88,8 @@ def folder_files(folder, split):
 def set_files(name, split):
     kind, at, folder = name.partition("@")
     if at and kind not in ("json", "parquet"):
-        raise Refused(f"--dataset {name}: {kind}@ is not known; json@FOLDER "
-                      "and parquet@FOLDER are")
+        raise Refused(f"--dataset {name}: {kind}@ is unknown; give json@FOLDER "
+                      "or parquet@FOLDER")
     path = folder if at else name
     return folder_files(path, split) if os.path.isdir(path) else [path]
 

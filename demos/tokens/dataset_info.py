@@ -64,7 +64,7 @@ class Info:
         role_key, content_key = self.tags["role_tag"], self.tags["content_tag"]
         if isinstance(said, dict) and (said.get("tool_calls") or said.get("train") is False or
                                        said.get("training") is False):
-            raise Refused(f"{where} calls a tool or is not learnt, which is not read here; "
+            raise Refused(f"{where} calls a tool or is not learnt, which is not supported; "
                           "remove it, or the record")
         if (not isinstance(said, dict) or role_key not in said or
                 not isinstance(said.get(content_key), str)):
@@ -118,7 +118,7 @@ class Info:
     def converted(self, record):
         """The record with the keys that Reader knows."""
         if self.column(record, "tools", False) not in (None, "", [], "[]"):
-            raise Refused("it has tools, which no template by name writes here; "
+            raise Refused("it has tools, which --template does not write; "
                           "remove them, or the record")
         if self.format == "completion":
             return {"text": self.text(record, "prompt")}
@@ -149,7 +149,7 @@ def infos_of(o):
     try:
         said = json.loads(o.dataset_info)
     except ValueError as why:
-        raise Refused(f"--dataset_info is no JSON: {why}; give a list with "
+        raise Refused(f"--dataset_info is not JSON: {why}; give a list with "
                       "an object for each set")
     sets = len(o.dataset.split(","))
     listed = isinstance(said, list)

@@ -21,9 +21,9 @@ def span_tokens(encoding, begin, end, count):
     forwards = map(encoding.char_to_token, range(begin, end))
     first = next((t for t in forwards if t is not None), None)
     if first is None:
-        raise Refused(f"the tokenizer makes no token of the characters {begin} to {end} of a "
+        raise Refused(f"the tokenizer drops the characters {begin} to {end} of a "
                       "conversation, which the assistant says; give a "
-                      "tokenizer that drops none")
+                      "tokenizer that keeps them")
     backwards = map(encoding.char_to_token, range(end - 1, begin - 1, -1))
     last = next(t for t in backwards if t is not None)
     # a character may be several tokens

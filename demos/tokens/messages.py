@@ -40,7 +40,7 @@ def shared_gpt(message, where):
     try:
         calls = json.loads(said)
     except (TypeError, ValueError):
-        raise Refused(f"{where} is from function_call, but its value is no JSON: "
+        raise Refused(f"{where} is from function_call, but its value is not JSON: "
                       f"{json.dumps(said)[:60]}")
     calls = [{"type": "function", "function": call}
              for call in (calls if isinstance(calls, list) else [calls])]

@@ -22,10 +22,9 @@ def read_json(folder, name):
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError, RecursionError) as why:
-        raise Refused(f"{path} cannot be read: {why}; take it anew from "
-                      "where the model is from")
+        raise Refused(f"{path} cannot be read: {why}; download it again")
     if not isinstance(found, dict):
-        raise Refused(f"{path} is no JSON object; take it anew from where the model is from")
+        raise Refused(f"{path} is not a JSON object; download it again")
     return found
 
 
@@ -38,8 +37,9 @@ def read_tokenizer(folder):
         others = [name for name in ("tokenizer.model", "vocab.json")
                   if os.path.exists(os.path.join(folder, name))]
         if others:
-            raise Refused(f"{folder} has {others[0]}, but no tokenizer.json, which is what is "
-                          "read; make one: python3 -c \"from transformers import AutoTokenizer "
+            raise Refused(f"{folder} has {others[0]}, but no tokenizer.json, which is "
+                          "needed; make one: python3 -c \"from transformers import "
+                          "AutoTokenizer "
                           f"as A; A.from_pretrained('{folder}').save_pretrained('{folder}')\"")
         raise Refused(f"{path} cannot be read: {why.strerror}; give the folder of a model with "
                       "its tokenizer as --pretrain")
@@ -111,7 +111,7 @@ def decoder_of(tokenizer):
         # Strip: of the first token of a text
         elif part["type"] not in ("Sequence", "Fuse", "Strip"):
             raise Refused(f"tokenizer.json has a decoder {part['type']}, which is not "
-                          "understood; ByteLevel, Metaspace, Replace, "
+                          "supported; ByteLevel, Metaspace, Replace, "
                           "ByteFallback, Fuse and Strip are")
     if not (by_byte or replaced or fallback):
         raise Refused("tokenizer.json has no decoder, so nothing says which text a token "
@@ -150,9 +150,9 @@ class Folder:
             if bare != self.json:
                 self.going_on = tokenizers.Tokenizer.from_str(json.dumps(bare))
         except Exception as why:  # the package raises plain Exception
-            raise Refused(f"{folder}/tokenizer.json is not understood by tokenizers "
+            raise Refused(f"{folder}/tokenizer.json cannot be read by tokenizers "
                           f"{tokenizers.__version__}: {why}; pip install -U tokenizers, "
-                          "or take the file anew")
+                          "or download the file again")
         for one in (self.fresh, self.going_on):
             one.no_truncation()
             one.no_padding()
@@ -165,8 +165,8 @@ class Folder:
             self.words()
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
                 RecursionError) as why:
-            raise Refused(f"{folder}/tokenizer.json or a file beside it holds what is not "
-                          f"understood: {reason(why)}; take them anew")
+            raise Refused(f"{folder}/tokenizer.json or a file beside it is damaged: "
+                          f"{reason(why)}; download them again")
 
     def special_texts(self):
         """bos_token, eos_token and so on, as templates know them."""
@@ -216,8 +216,8 @@ class Folder:
         tokens = self.json.get("added_tokens") or []
         added = next((one["id"] for one in tokens if one["content"] == token), None)
         if added is None:
-            raise Refused(f"{why} ends what is said with {token}, which "
-                          f"{self.name}/tokenizer.json has not among its added_tokens; give "
+            raise Refused(f"{why} ends a turn with {token}, but "
+                          f"{self.name}/tokenizer.json lacks it among its added_tokens; give "
                           "the template that the model was made for, or a "
                           "model that has the token")
         self.eos, self.stops = added, list(dict.fromkeys([added, *self.stops]))
@@ -229,8 +229,8 @@ class Folder:
         self.vocab = max(vocabulary.values()) + 1
         if self.vocab > MOST_WORDS:
             raise Refused(f"{self.name}/tokenizer.json has a token with the id "
-                          f"{self.vocab - 1}; {MOST_WORDS - 1} is the last that can be "
-                          "read, take the file anew")
+                          f"{self.vocab - 1}, but the largest possible one is "
+                          f"{MOST_WORDS - 1}; download the file again")
         self.word, self.flags = [b""] * self.vocab, bytearray(self.vocab)
         for token, i in vocabulary.items():
             self.word[i] = word(token)
@@ -238,7 +238,7 @@ class Folder:
             if not 0 <= added["id"] < self.vocab:
                 raise Refused(f"{self.name}/tokenizer.json gives {added['content']!r} the id "
                               f"{added['id']}, but its vocabulary ends at "
-                              f"{self.vocab - 1}; take the file anew")
+                              f"{self.vocab - 1}; download the file again")
             self.word[added["id"]] = added["content"].encode()
             self.flags[added["id"]] = bool(added.get("special"))
         named = self.json["model"].get("unk_token")

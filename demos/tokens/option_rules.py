@@ -71,17 +71,16 @@ def settle_kind(o):
         raise Refused(f"{'--pretrain_mode' if o.pretrain_mode else '--train_on'} is for --kind "
                       f"sft, not for {o.kind}; leave it out")
     if o.csft_prompt is not None and o.template:
-        raise Refused("--csft_prompt stands behind the text of a prompt, and --template writes "
-                      "tokens; leave it out, or take --apply_chat_template")
+        raise Refused("--csft_prompt is appended to the text of a prompt, but --template "
+                      "writes tokens; leave it out, or give --apply_chat_template")
     if o.csft_prompt is not None and o.kind != "prompts":
-        raise Refused("--csft_prompt stands behind prompts; leave it out, or give --kind "
-                      "prompts")
+        raise Refused("--csft_prompt is for prompts; leave it out, or give --kind prompts")
 
 
 def settle_truncation(o):
     if o.kind == "prompts" and o.truncation in ("cut", "cut_both"):
         raise Refused("a prompt that is cut asks something else; leave out --truncation "
-                      f"{o.truncation}, longer ones are left out")
+                      f"{o.truncation}: longer prompts are dropped")
     o.truncation = o.truncation or ("drop" if o.kind == "prompts" else "cut")
 
 
@@ -168,13 +167,14 @@ def place_is_free(o):
     if os.path.exists(o.output) and any(read):
         raise Refused(f"--output {o.output} is read as data; give another name")
     if os.path.exists(o.output) and not os.path.isfile(o.output):
-        raise Refused(f"--output {o.output} is there and no regular file; give another name")
+        raise Refused(f"--output {o.output} exists and is not a regular file; "
+                      "give another name")
     if os.path.exists(o.output) and not o.overwrite:
-        raise Refused(f"--output {o.output} is there already; add --overwrite "
+        raise Refused(f"--output {o.output} exists already; add --overwrite "
                       "or give another name")
     if os.path.exists(o.output) and not replaceable(o.output):
-        raise Refused(f"--output {o.output} is there and no token file, which alone is "
-                      "replaced; give another name")
+        raise Refused(f"--output {o.output} exists and is not a token file, so --overwrite "
+                      "does not replace it; give another name")
     if not os.path.isdir(os.path.dirname(os.path.abspath(o.output))):
-        raise Refused(f"--output {o.output} is to be in a folder that is not there; make it, "
+        raise Refused(f"--output {o.output} is in a folder that does not exist; make it, "
                       "or give another name")

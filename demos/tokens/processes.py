@@ -70,8 +70,8 @@ def in_order(o, now, maker, work, parts):
             while waiting:
                 yield waiting.popleft().result()
         except concurrent.futures.process.BrokenProcessPool:
-            raise Refused(f"one of the {o.workers} processes was ended from outside, for want "
-                          "of memory perhaps; lower --workers")
+            raise Refused(f"one of the {o.workers} processes was killed, perhaps because "
+                          "memory ran out; lower --workers")
         finally:
             for future in waiting:
                 future.cancel()

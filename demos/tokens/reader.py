@@ -198,7 +198,7 @@ class Reader(Encoder):
         shared = self.messages(record, prompt_key, "prompt_key", "user") if prompt_key else []
         for key, option in keys:
             if not shared and isinstance(self.value(record, key, option), str):
-                raise Refused(f"\"{key}\" is text, which answers no prompt; give --prompt_key, "
+                raise Refused(f"\"{key}\" is text without a prompt; give --prompt_key, "
                               "or lists of messages")
         sides = [self.messages(record, key, option, "assistant") for key, option in keys]
         if shared:
@@ -234,8 +234,8 @@ class Reader(Encoder):
         """Answers without a prompt, and a prompt that nobody asked for beside them?"""
         prompt = record.get("prompt")
         if isinstance(prompt, str) and not sides[0].startswith(prompt):
-            raise Refused("\"prompt\" stands beside answers that do not begin with it; "
-                          "give --prompt_key prompt")
+            raise Refused("there is a \"prompt\", but the answers do not begin with "
+                          "it; give --prompt_key prompt")
 
     def labelled(self, record):
         o = self.o

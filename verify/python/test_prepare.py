@@ -502,7 +502,7 @@ def test_shapes():
     seen = run("chatml", lines("shared", [{"conversations": [shared[0], call, {"from": "observation", "value": "1"}, shared[1]]}]),
                *shape, "--tokenizer_chat_template", CALLS)
     assert seen.learnt(0) == ['<call>add {"x": 1}</call><|im_end|>', "a<|im_end|>"], seen.learnt(0)
-    refused("is from function_call, but its value is no JSON", "chatml",
+    refused("is from function_call, but its value is not JSON", "chatml",
             lines("bad", [{"conversations": [shared[0], {"from": "function_call", "value": "add"}]}]), *shape)
     refused('"conversations"[0] is from "narrator"', "chatml", lines("bad", [{"conversations": [{"from": "narrator", "value": "a"}]}]),
             *shape)
@@ -565,7 +565,7 @@ def test_sets_by_their_keys():
     assert whole([dict(arena, winner="tie")] * 300 + [gpt], "pairs")[0] == found  # a batch of ties alone
     named = whole([full], "pairs", "--prompt_key", "response", "--input_template", "{}")[0]
     assert named == [(" a", " a"), (" a", " b")]  # a key that is named is taken
-    refused('"prompt" stands beside answers that do not begin with it; give --prompt_key prompt', "chatml",
+    refused('there is a "prompt", but the answers do not begin with it; give --prompt_key prompt', "chatml",
             lines("bad", [dict(full, prompt="q")]), kind="pairs")
     refused('"score_0" and "score_1" are ["x", 1]', "chatml", lines("bad", [dict(gpt, score_0="x", score_1=1)]), kind="pairs")
     refused('"conversation_b" is "x", but a list of messages', "chatml", lines("bad", [dict(arena, conversation_b="x")]), kind="pairs")
@@ -587,7 +587,7 @@ def test_files():
     for broken in (whole[:-9], b"no gzip at all", whole[:12] + b"\0\0" + whole[14:]):
         with open(f"{OUT}/broken.jsonl.gz", "wb") as file:
             file.write(broken)
-        refused("broken.jsonl.gz is no whole gzip file", "chatml", f"{OUT}/broken.jsonl.gz")
+        refused("broken.jsonl.gz is not a complete gzip file", "chatml", f"{OUT}/broken.jsonl.gz")
     for text, said in (('[{"input": "a", "input": "b"}]', 'bad.jsonl: key "input" occurs twice'),
                        ('[{"input": "a"}] {', "bad.jsonl: broken JSON"), ('[{"input": "a"}, 5]', ":2: the record is 5"),
                        ('{"input": ' + "[" * 100000, "lie too deep in each other")):
@@ -606,7 +606,7 @@ def test_places():
         try:
             prepare.prepare(["--pretrain", folder("chatml"), "--dataset", good, "--output", path, "--overwrite"])
         except Refused as why:
-            assert "is there and no token file, which alone is replaced" in str(why), why
+            assert "exists and is not a token file, so --overwrite does not replace it" in str(why), why
         assert content(path) == before, f"{name} was replaced"
 
 
@@ -848,13 +848,13 @@ def test_refused():
     refused(":1: the chat template does not take these 2 messages: no system here", "llama2",
             chat({"role": "system", "content": "s"}, assistant), *CHAT)
     rewrites = "{% for m in messages %}{{ '<|im_start|>' + (m['content'] if loop.last else 'old') + '<|im_end|>' }}{% endfor %}"
-    refused("up to message 2 otherwise alone than as a part of the whole", "chatml", chat(user, assistant, user, assistant), *CHAT,
+    refused("up to message 2 differently alone than as part of the whole", "chatml", chat(user, assistant, user, assistant), *CHAT,
             "--tokenizer_chat_template", rewrites)
     silent = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '<|im_end|>' }}{% endfor %}"
     refused("leaves out or changes what the assistant says in message 2", "chatml", good, *CHAT, "--tokenizer_chat_template",
             silent)
     nothing = "{{ messages[0]['content'] }}"
-    refused("otherwise alone than as a part", "chatml", good, *CHAT, "--tokenizer_chat_template", nothing)
+    refused("differently alone than as a part", "chatml", good, *CHAT, "--tokenizer_chat_template", nothing)
     empty = "{% for m in messages %}{{ m['content'] }}{% generation %}{% endgeneration %}{% endfor %}"
     refused("{% generation %} marks nothing", "chatml", good, *CHAT, "--tokenizer_chat_template", empty)
     refused("is no Jinja", "chatml", good, *CHAT, "--tokenizer_chat_template", "{% for %}")
@@ -880,14 +880,14 @@ def test_refused():
     os.makedirs(folder("bare"), exist_ok=True)
     refused("give the folder of a model with its tokenizer", "bare", good)
     open(f"{folder('bare')}/tokenizer.model", "w").close()
-    refused("has tokenizer.model, but no tokenizer.json, which is what is read; make one: python3 -c", "bare", good)
+    refused("has tokenizer.model, but no tokenizer.json, which is needed; make one: python3 -c", "bare", good)
     byte_level(folder("endless"), ["<|a|>"], {"eos_token": "<|b|>"})
     refused("names no eos_token that its tokenizer has (it says '<|b|>')", "endless", good)
     byte_level(folder("endless"), ["<|a|>"], {"eos_token": "<|a|>"})
     refused("has no chat template", "endless", good, *CHAT)
     with open(f"{folder('endless')}/tokenizer.json") as file:
         content = json.load(file)
-    for decoder, said in (({"type": "WordPiece", "prefix": "##", "cleanup": True}, "a decoder WordPiece, which is not understood"),
+    for decoder, said in (({"type": "WordPiece", "prefix": "##", "cleanup": True}, "a decoder WordPiece, which is not supported"),
                           (None, "has no decoder")):
         with open(f"{folder('endless')}/tokenizer.json", "w") as file:
             json.dump(dict(content, decoder=decoder), file)
@@ -897,7 +897,7 @@ def test_refused():
     try:
         prepare.prepare(["--pretrain", folder("chatml"), "--dataset", good, "--output", f"{OUT}/there.tokens"])
     except Refused as why:
-        assert "is there already; add --overwrite" in str(why)
+        assert "exists already; add --overwrite" in str(why)
     with open(f"{OUT}/there.tokens") as file:
         assert file.read() == "mine"
 

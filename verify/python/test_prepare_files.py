@@ -89,11 +89,11 @@ def unreadable(why):
         data_sets.json_items = whole
 
 
-NO_GZIP = f"{OUT}/items/a.jsonl is no whole gzip file ({{}}); take it anew from where it is from"
+NO_GZIP = f"{OUT}/items/a.jsonl is not a complete gzip file ({{}}); download it again"
 rows("file_items", unreadable, [
     ((EOFError("e"),), Sentence(NO_GZIP.format("e"))), ((zlib.error("z"),), Sentence(NO_GZIP.format("z"))),
     ((gzip.BadGzipFile("g"),), Sentence(NO_GZIP.format("g"))),
-    ((PermissionError(13, "Permission denied"),), Sentence(f"{OUT}/items/a.jsonl cannot be read: Permission denied; look at its permissions"))])
+    ((PermissionError(13, "Permission denied"),), Sentence(f"{OUT}/items/a.jsonl cannot be read: Permission denied; check its permissions"))])
 rows("file_items_whole", lambda name: [record for _, _, record in data_sets.file_items(write(f"items/{name}", b"{}"))],
     [(("a.jsonl",), [b"{}"]), (("a.json",), [b"{}"])])
 
@@ -131,7 +131,7 @@ rows("set_files", data_sets.set_files, [
     ((f"{OUT}/set", "train"), [f"{OUT}/set/train.jsonl"]), ((f"json@{OUT}/set", "train"), [f"{OUT}/set/train.jsonl"]),
     ((f"parquet@{OUT}/set", "train"), [f"{OUT}/set/train.jsonl"]),
     (("x.jsonl", "train"), ["x.jsonl"]), (("json@x.jsonl", "train"), ["x.jsonl"]),
-    (("csv@x", "train"), Sentence("--dataset csv@x: csv@ is not known; json@FOLDER and parquet@FOLDER are")),
+    (("csv@x", "train"), Sentence("--dataset csv@x: csv@ is unknown; give json@FOLDER or parquet@FOLDER")),
     (("json", "train"), ["json"])])
 
 
@@ -351,7 +351,7 @@ def broken():
 
 
 rows("in_order_broken", broken, [
-    ((), Sentence("one of the 2 processes was ended from outside, for want of memory perhaps; lower --workers"))])
+    ((), Sentence("one of the 2 processes was killed, perhaps because memory ran out; lower --workers"))])
 
 
 def begun():
@@ -677,9 +677,9 @@ rows("settle_refuses", settled, [
     refuses("--kind prompts --output_key a", "prompts have no responses; leave out --output_key a (--label_key is what a reward rule compares with)"),
     refuses("--kind pairs --pretrain_mode", FOR_SFT.format("--pretrain_mode", "pairs")),
     refuses("--kind pairs --train_on last", FOR_SFT.format("--train_on", "pairs")),
-    refuses("--csft_prompt a", "--csft_prompt stands behind prompts; leave it out, or give --kind prompts"),
+    refuses("--csft_prompt a", "--csft_prompt is for prompts; leave it out, or give --kind prompts"),
     refuses("--kind prompts --template qwen --csft_prompt a",
-        "--csft_prompt stands behind the text of a prompt, and --template writes tokens; leave it out, or take --apply_chat_template"),
+        "--csft_prompt is appended to the text of a prompt, but --template writes tokens; leave it out, or give --apply_chat_template"),
     refuses("--placeholder_token x", "--placeholder_token is for --kind steps, not for sft; leave it out"),
     refuses("--reward_tokens x y", "--reward_tokens is for --kind steps, not for sft; leave it out"),
     refuses("--kind steps", "no placeholder token; give the token after each step by --placeholder_token"),
@@ -795,8 +795,8 @@ def result(make, kind, said, names=(1,)):
     return [make], [(kind, list(names), said, f"{OUT}/new")], f"{OUT}/new: {kind}, {said}; N tokens/s\n", "notice: a\\x1b\n"
 
 
-LEFT = f"{TEN}: nothing is left ({SAID.format('7 records', 0, 0, 0)}); raise --max_len, or look at the data"
-NO_TOKEN = f"{TEN}: no supervised token in the whole set ({PROMPTS}); raise --max_len, or look at the data"
+LEFT = f"{TEN}: nothing is left ({SAID.format('7 records', 0, 0, 0)}); raise --max_len, or check the data"
+NO_TOKEN = f"{TEN}: no supervised token in the whole set ({PROMPTS}); raise --max_len, or check the data"
 rows("prepare", prepared, [
     (("", GOOD, 50), result("make_records", "sft", RECORDS)), (("--pretrain_mode", GOOD, 50, TEXT), result("make_stream", "sft", RECORDS)),
     (("", GOOD, 50, TEN, True), result("make_groups", "sft", RECORDS)),

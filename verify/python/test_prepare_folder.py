@@ -17,14 +17,14 @@ rows("reason", base.reason, [((ValueError(),), "ValueError"), ((ValueError("x y"
 
 # ---- files ----
 
-ANEW = "take it anew from where the model is from"
+ANEW = "download it again"
 for name, text in (("good", '{"a": 1}'), ("list", "[1]"), ("broken", "{")):
     write(f"json/{name}.json", text)
 AT = f"{OUT}/json"
 rows("read_json", model_folder.read_json, [
     ((AT, "none.json"), {}),
     ((AT, "good.json"), {"a": 1}),
-    ((AT, "list.json"), Sentence(f"{AT}/list.json is no JSON object; {ANEW}")),
+    ((AT, "list.json"), Sentence(f"{AT}/list.json is not a JSON object; {ANEW}")),
     ((AT, "broken.json"), Sentence(f"{AT}/broken.json cannot be read: Expecting property name enclosed in double quotes: line 1 column "
                                    f"2 (char 1); {ANEW}")),
 ])
@@ -33,7 +33,7 @@ for name in ("there/tokenizer.json", "model/tokenizer.model", "vocab/vocab.json"
 
 
 def others(folder, name):
-    return Sentence(f"{folder} has {name}, but no tokenizer.json, which is what is read; make one: python3 -c \"from transformers import "
+    return Sentence(f"{folder} has {name}, but no tokenizer.json, which is needed; make one: python3 -c \"from transformers import "
                     f"AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('{folder}')\"")
 
 
@@ -110,9 +110,9 @@ rows("decoder", lambda decoder, token: model_folder.decoder_of({"decoder": decod
     ((FALLBACK, "<0x0A>b"), b"<0x0A>b"), ((FALLBACK, "a_b"), b"a_b"),
     ((LLAMA, "_a"), b" a"), ((LLAMA, "<0x41>"), b"A"),
     ((None, "a"), NO_DECODER), ((sequence("decoders", kind("Fuse"), kind("Strip")), "a"), NO_DECODER),
-    ((kind("WordPiece"), "a"), Sentence(f"tokenizer.json has a decoder WordPiece, which is not understood; {SAID}")),
+    ((kind("WordPiece"), "a"), Sentence(f"tokenizer.json has a decoder WordPiece, which is not supported; {SAID}")),
     ((kind("Replace", pattern={"Regex": "_"}, content=" "), "a"),
-     Sentence(f"tokenizer.json has a decoder Replace, which is not understood; {SAID}")),
+     Sentence(f"tokenizer.json has a decoder Replace, which is not supported; {SAID}")),
 ])
 rows("token_text", model_folder.token_text, [(("a",), "a"), (({"content": "b"},), "b"), (({},), None), ((None,), None)])
 rows("first_id", model_folder.first_id, [((5,), 5), (([6, 7],), 6), (([],), []), ((None,), None)])
@@ -212,7 +212,7 @@ def ends(token, added, stops):
 
 
 ADDED = [{"id": 5, "content": "<a>"}, {"id": 0, "content": "<b>"}]
-NOT_ADDED = Sentence(f"WHY ends what is said with </s>, which {OUT}/nothing/tokenizer.json has not among its added_tokens; give the "
+NOT_ADDED = Sentence(f"WHY ends a turn with </s>, but {OUT}/nothing/tokenizer.json lacks it among its added_tokens; give the "
                      "template that the model was made for, or a model that has the token")
 rows("end_with", ends, [
     (("<a>", ADDED, [1, 2]), (5, [5, 1, 2], "<a>")), (("<b>", ADDED, [1, 0]), (0, [0, 1], "<b>")),
@@ -234,7 +234,7 @@ rows("words_added", lambda more: words_of(WORDS, **more), [
     (({"added_tokens": None, "model": {"unk_id": 1}},), (3, [b"A", b"b", b"c"], [0, 0, 0], 1)),
     (({"model": {"unk_token": "b", "unk_id": 2}},), (3, [b"A", b"b", b"c"], [0, 0, 0], 1)),
     *((({"added_tokens": [{"id": i, "content": "x"}]},), Sentence(f"{OUT}/nothing/tokenizer.json gives 'x' the id {i}, but its vocabulary "
-                                                                  "ends at 2; take the file anew")) for i in (-1, 3)),
+                                                                  "ends at 2; download the file again")) for i in (-1, 3)),
 ])
 
 
@@ -472,7 +472,7 @@ def only_prompt(given):
 
 
 def otherwise(k):
-    return Sentence(f"the chat template writes the conversation up to message {k} otherwise alone than as a part of the whole, so what the "
+    return Sentence(f"the chat template writes the conversation up to message {k} differently alone than as part of the whole, so what the "
                     "assistant says there cannot be found; put {% generation %} and {% endgeneration %} around it in a template for "
                     "--tokenizer_chat_template, or take --train_on last or all")
 

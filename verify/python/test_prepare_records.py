@@ -39,7 +39,7 @@ rows("looked_up", lambda record, key: (lambda found: "missing" if found is messa
     (({"a": 5}, "a.b"), "missing"), (({"a": {"b": 5}}, "a.b.c"), "missing"), (({"a": "xb"}, "a.b"), "missing")])
 F = {"name": "f"}
 CALL = {"type": "function", "function": F}
-NOT_JSON = "it is from function_call, but its value is no JSON: "
+NOT_JSON = "it is from function_call, but its value is not JSON: "
 LONG = "x" * 80
 rows("shared_gpt", messages.shared_gpt, [
     *((({"from": speaker, "value": "v"}, "it"), {"role": role, "content": "v"}) for speaker, role in (
@@ -306,7 +306,7 @@ rows("info_shared", info, [
     ((SHARED, {"conversations": [LONG]}), Sentence(
         f'"conversations"[0] is "{LONG[:59]}, but an object with "from" and text as "value" is needed')),
     ((SHARED, {"conversations": [{"value": "a"}]}), Sentence('"conversations"[0] is {"value": "a"}, but an object with "from" and text as "value" is needed')),
-    *(((SHARED, {"conversations": [H, {**G, **more}]}), Sentence('"conversations"[1] calls a tool or is not learnt, which is not read here; remove it, or the record'))
+    *(((SHARED, {"conversations": [H, {**G, **more}]}), Sentence('"conversations"[1] calls a tool or is not learnt, which is not supported; remove it, or the record'))
       for more in ({"tool_calls": [F]}, {"train": False}, {"training": False})),
     ((SHARED, {"conversations": [H, {**G, "train": None, "training": True, "tool_calls": []}]}), {"messages": [Q, A]}),
     ((CHOICE, {"m": [H], "c": G, "r": {"from": "gpt", "value": "b"}, "s": "s"}, "pairs"),
@@ -335,7 +335,7 @@ rows("info_completion", info, [
     (({"formatting": "completion", "columns": {"prompt": "t"}}, {"t": "x"}), {"text": "x"}),
     (({"formatting": "completion", "columns": {"prompt": "t"}}, {"t": None}), {"text": ""})])
 TOOLED = {"columns": {"prompt": "p", "response": "r", "tools": "t"}}
-HAS_TOOLS = Sentence("it has tools, which no template by name writes here; remove them, or the record")
+HAS_TOOLS = Sentence("it has tools, which --template does not write; remove them, or the record")
 rows("info_tools", lambda tools: info(TOOLED, {"p": "x", "r": "y", **tools}), [
     *(((tools,), {"messages": [user("x"), assistant("y")]}) for tools in ({}, {"t": None}, {"t": ""}, {"t": []}, {"t": "[]"})),
     *((({"t": tools},), HAS_TOOLS) for tools in ("x", [F], [0], 0.5))])
@@ -495,7 +495,7 @@ rows("pairs", pair, [
     (("--margin_key g.h", {"chosen": "We y", "rejected": "We z", "g": {"h": 0}}), sides("We", " y", " z", "0.0")),
     (("", {"instruction": "i", "input": "n", "chosen": "y", "rejected": "z"}), sides(FORM.format("i\nn"), "y", "z")),
     (("--prompt_key instruction", {"instruction": "i", "input": "n", "chosen": "y", "rejected": "z"}), sides(FORM.format("i"), "y", "z")),
-    (("", {"prompt": "w", "chosen": "y", "rejected": "z"}), Sentence('"prompt" stands beside answers that do not begin with it; give --prompt_key prompt')),
+    (("", {"prompt": "w", "chosen": "y", "rejected": "z"}), Sentence('there is a "prompt", but the answers do not begin with it; give --prompt_key prompt')),
     (("", {"chosen": "y", "rejected": "z", "margin": LONG}), Sentence(
         f'"margin" is "{LONG[:39]}, but a finite number is needed; or set --margin_key')),
     (("", {"chosen": "y"}), Sentence("no key \"rejected\"; set --rejected_key to one of those present: 'chosen'")),

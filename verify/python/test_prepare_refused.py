@@ -89,7 +89,7 @@ OPTIONS = [
     ("default_system", "--template qwen --default_system x", "--default_system x",
      "--default_system is written by --template; add it"),
     ("info_json", "--template qwen --dataset_info [{}]", "--template qwen --dataset_info [{",
-     "--dataset_info is no JSON: Expecting property name enclosed in double quotes: line 1 column 3 (char 2); give a list with an "
+     "--dataset_info is not JSON: Expecting property name enclosed in double quotes: line 1 column 3 (char 2); give a list with an "
      "object for each set"),
     ("info_count", "--template qwen --dataset_info [{}]", "--template qwen --dataset_info [{},{}]",
      "--dataset_info has 2 objects for 1 data sets; give one for each"),
@@ -109,9 +109,9 @@ OPTIONS = [
     ("train_on_all", "--kind sft --train_on all", "--kind prompts --train_on all",
      "--train_on is for --kind sft, not for prompts; leave it out"),
     ("cut_prompts", "--kind prompts --truncation drop", "--kind prompts --truncation cut",
-     "a prompt that is cut asks something else; leave out --truncation cut, longer ones are left out"),
+     "a prompt that is cut asks something else; leave out --truncation cut: longer prompts are dropped"),
     ("cut_prompts_both", "--kind pairs --truncation cut_both", "--kind prompts --truncation cut_both",
-     "a prompt that is cut asks something else; leave out --truncation cut_both, longer ones are left out"),
+     "a prompt that is cut asks something else; leave out --truncation cut_both: longer prompts are dropped"),
     ("plain_mode", "--dataset @/text.txt --pretrain_mode", "--dataset @/text.txt", PLAIN),
     ("plain_alone", "--dataset @/text.txt,@/more.txt --pretrain_mode", "--dataset @/text.txt,@/data.jsonl --pretrain_mode", PLAIN),
     ("plain_last", "--dataset @/more.txt,@/text.txt --pretrain_mode", "--dataset @/data.jsonl,@/text.txt --pretrain_mode", PLAIN),
@@ -126,13 +126,13 @@ OPTIONS = [
      "--dataset @/text.txt,@/more.txt --pretrain_mode --output @/more.txt",
      f"--output {MORE} is read as data; give another name"),
     ("output_folder", "--output @/folder/new", "--output @/folder",
-     f"--output {at('folder')} is there and no regular file; give another name"),
+     f"--output {at('folder')} exists and is not a regular file; give another name"),
     ("output_there", "--output @/there --overwrite", "--output @/there",
-     f"--output {FILE} is there already; add --overwrite or give another name"),
+     f"--output {FILE} exists already; add --overwrite or give another name"),
     ("output_other", "--output @/empty --overwrite", "--output @/other --overwrite",
-     f"--output {OTHER} is there and no token file, which alone is replaced; give another name"),
+     f"--output {OTHER} exists and is not a token file, so --overwrite does not replace it; give another name"),
     ("output_nowhere", "--output @/folder/new", "--output @/no/new",
-     f"--output {at('no/new')} is to be in a folder that is not there; make it, or give another name"),
+     f"--output {at('no/new')} is in a folder that does not exist; make it, or give another name"),
 ]
 for name, inside, outside, sentence in OPTIONS:
     check(name, settle(inside), settle(outside), sentence)
@@ -161,16 +161,16 @@ for name in ("split/train-0.jsonl", "tests/test.jsonl"):
     write(name, b'{"a": 1}\n')
 JSON = "one whole object {...} per line"
 check("file_none", items(DATA), items(at("no.jsonl")),
-      f"{at('no.jsonl')} is no file; give a .jsonl, .json, .jsonl.gz, .parquet or .txt, a folder, or json@FOLDER")
+      f"{at('no.jsonl')} is not a file; give a .jsonl, .json, .jsonl.gz, .parquet or .txt, a folder, or json@FOLDER")
 check("file_folder", items(DATA), items(at("folder")),
-      f"{at('folder')} is no file; give a .jsonl, .json, .jsonl.gz, .parquet or .txt, a folder, or json@FOLDER")
+      f"{at('folder')} is not a file; give a .jsonl, .json, .jsonl.gz, .parquet or .txt, a folder, or json@FOLDER")
 check("file_ending", items(DATA), items(OTHER),
       f"{OTHER} ends in neither .jsonl, .json, .jsonl.gz, .parquet nor .txt; only these are read")
 check("file_cut", items(zipped("whole.jsonl.gz", 0)), items(zipped("cut.jsonl.gz", 1)),
-      f"{at('cut.jsonl.gz')} is no whole gzip file (Compressed file ended before the end-of-stream marker was reached); take it "
-      "anew from where it is from")
+      f"{at('cut.jsonl.gz')} is not a complete gzip file (Compressed file ended before the end-of-stream marker was reached); "
+      "download it again")
 check("file_no_gzip", None, items(write("no.jsonl.gz", b"xy" * 20)),
-      f"{at('no.jsonl.gz')} is no whole gzip file (Not a gzipped file (b'xy')); take it anew from where it is from")
+      f"{at('no.jsonl.gz')} is not a complete gzip file (Not a gzipped file (b'xy')); download it again")
 check("split", lambda: data_sets.folder_files(at("split"), "train"), lambda: data_sets.folder_files(at("split"), "test"),
       f"{at('split')} has no data of --split test (test.jsonl, test-*.parquet, test/*.jsonl ...); it has train-0.jsonl")
 check("split_of_tests", lambda: data_sets.folder_files(at("tests"), "test"), lambda: data_sets.folder_files(at("tests"), "train"),
@@ -178,7 +178,7 @@ check("split_of_tests", lambda: data_sets.folder_files(at("tests"), "test"), lam
 check("split_of_nothing", None, lambda: data_sets.folder_files(at("folder"), "train"),
       f"{at('folder')} has no data of --split train (train.jsonl, train-*.parquet, train/*.jsonl ...); it has nothing")
 check("set_kind", lambda: data_sets.set_files(f"json@{at('split')}", "train"), lambda: data_sets.set_files("csv@x", "train"),
-      "--dataset csv@x: csv@ is not known; json@FOLDER and parquet@FOLDER are")
+      "--dataset csv@x: csv@ is unknown; give json@FOLDER or parquet@FOLDER")
 check("probs_fewer", of_set("--dataset @/data.jsonl,@/data.jsonl --dataset_probs 1,0"),
       of_set("--dataset @/data.jsonl,@/data.jsonl --dataset_probs 1"),
       "--dataset_probs has 1 weights for 2 data sets; give one for each")
@@ -217,9 +217,9 @@ PART = {"type": "text", "text": "a"}
 check("speaker", message({"from": "human", "value": "a"}), message({"from": "nobody", "value": "a"}),
       'it is from "nobody"; human, user, gpt, assistant, system, function_call, observation, tool are known')
 check("function_call", message({"from": "function_call", "value": '{"name": "f"}'}), message({"from": "function_call", "value": "f"}),
-      'it is from function_call, but its value is no JSON: "f"')
+      'it is from function_call, but its value is not JSON: "f"')
 check("function_null", message({"from": "function_call", "value": '[{"name": "f"}]'}), message({"from": "function_call", "value": None}),
-      "it is from function_call, but its value is no JSON: null")
+      "it is from function_call, but its value is not JSON: null")
 CALL = 'a tool call is [{"name": 1}], but it is an object with "name" and "arguments"'
 check("call_name", message({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}),
       message({"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}), CALL)
@@ -272,7 +272,7 @@ check("info_no_column", informed(ASKED), informed({"instruction": "a", "output":
 check("info_text", informed(ASKED), informed({**ASKED, "instruction": 1}), '"instruction" is 1, but text is needed')
 check("info_tools", informed({**ASKED, "t": "[]"}, columns={"prompt": "input", "response": "output", "tools": "t"}),
       informed({**ASKED, "t": "[1]"}, columns={"prompt": "input", "response": "output", "tools": "t"}),
-      "it has tools, which no template by name writes here; remove them, or the record")
+      "it has tools, which --template does not write; remove them, or the record")
 check("info_history", informed({**ASKED, "h": [["a", "b"]]}, columns={"prompt": "input", "response": "output", "history": "h"}),
       informed({**ASKED, "h": ["a"]}, columns={"prompt": "input", "response": "output", "history": "h"}),
       '"h" is ["a"], but a list of [prompt, response] is needed')
@@ -283,7 +283,7 @@ check("info_message", informed({"messages": TURNS}, formatting="messages", colum
       informed({"messages": [{"role": "user"}]}, formatting="messages", columns={"messages": "messages"}),
       '"messages"[0] is {"role": "user"}, but an object with "role" and text as "content" is needed')
 check("info_calls", None, informed({"messages": [{**TURNS[0], "tool_calls": [1]}]}, formatting="messages", columns={"messages": "messages"}),
-      '"messages"[0] calls a tool or is not learnt, which is not read here; remove it, or the record')
+      '"messages"[0] calls a tool or is not learnt, which is not supported; remove it, or the record')
 for key in ("weight", "train", "training"):
     for wrong in (0, False, 2, 0.5):
         check(f"not_learnt_{key}_{wrong}", lambda: messages.message_of({"role": "user", "content": "a", key: 1}, "it"),
@@ -297,7 +297,7 @@ check("named_end", named(TURNS), named(TURNS[:1]),
       "the last of 1 messages is of user, but that of the assistant is needed; end the conversation there")
 check("named_token", lambda: NamedTemplate("chatml", Bare("<|im_end|>"), None),
       lambda: NamedTemplate("chatml", Bare("</s>"), None),
-      "--template chatml ends what is said with <|im_end|>, which F/tokenizer.json has not among its added_tokens; give the template "
+      "--template chatml ends a turn with <|im_end|>, but F/tokenizer.json lacks it among its added_tokens; give the template "
       "that the model was made for, or a model that has the token")
 
 
@@ -310,10 +310,10 @@ class Worded(model_folder.Folder):
 
 
 check("last_id", lambda: Worded(9).words(), lambda: Worded(1 << 24).words(),
-      "F/tokenizer.json has a token with the id 16777216; 16777215 is the last that can be read, take the file anew")
+      "F/tokenizer.json has a token with the id 16777216, but the largest possible one is 16777215; download the file again")
 model_folder.MOST_WORDS = 9  # what is just inside takes no memory then
 check("last_id_inside", lambda: Worded(8).words(), lambda: Worded(9).words(),
-      "F/tokenizer.json has a token with the id 9; 8 is the last that can be read, take the file anew")
+      "F/tokenizer.json has a token with the id 9, but the largest possible one is 8; download the file again")
 
 # ---- records ----
 
@@ -370,7 +370,7 @@ for key in ("chosen", "rejected"):
     check(f"{key}_empty", record("pairs", PAIR), record("pairs", {**PAIR, key: ""}),
           f'"{key}" is empty, but a response needs a token; fill it or remove the record')
     check(f"{key}_text", None, record("pairs", {"chosen": [SAYS], "rejected": [SAYS], key: "a"}, "", object()),
-          f'"{key}" is text, which answers no prompt; give --prompt_key, or lists of messages')
+          f'"{key}" is text without a prompt; give --prompt_key, or lists of messages')
 for n, label in enumerate((2, -1, 0.5, "2", "true", None, [])):
     check(f"label_{n}", record("labelled", {**LIKED, "label": [1, 0, True, False, "1", "0", 1.0][n]}),
           record("labelled", {**LIKED, "label": label}), f'"label" is {json.dumps(label)}, {LABEL}')

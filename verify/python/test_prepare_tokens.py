@@ -247,7 +247,7 @@ rows("cut_both", lambda mask, prompt, response, most, more: cut(mask, prompt, re
     ((BY_TURNS, 3, 9, 6, {"turns": TURNS, "last": True}), ([6, 7, 8, 9, 10, 11], [0, 0, 0, 1, 1, 1], "bytearray")),
     ((BY_TURNS, 3, 9, 7, {"turns": TURNS}), ([0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1, 0], "bytearray")),
     ((BY_TURNS, 3, 9, 8, {"spans": []}), ([0, 1, 2, 3, 4, 5, 6, 9], [0, 0, 0, 1, 1, 1, 0, 1], "bytearray"))])
-SENT = Sentence("the tokenizer makes no token of the characters 1 to 3 of a conversation, which the assistant says; give a tokenizer that drops none")
+SENT = Sentence("the tokenizer drops the characters 1 to 3 of a conversation, which the assistant says; give a tokenizer that keeps them")
 rows("span_tokens", lambda places, begin, stop, count: span_tokens(Encoding(None, places), begin, stop, count), [
     (([(0, 2), (2, 3), (2, 3), (3, 5)], 2, 3, 4), (1, 3)), (([(0, 2), (2, 3), (2, 3), (3, 5)], 0, 5, 4), (0, 4)),
     (([(0, 2), (2, 3), (2, 3), (3, 5)], 1, 2, 4), (0, 1)),
