@@ -854,7 +854,7 @@ def test_refused():
     refused("leaves out or changes what the assistant says in message 2", "chatml", good, *CHAT, "--tokenizer_chat_template",
             silent)
     nothing = "{{ messages[0]['content'] }}"
-    refused("differently alone than as a part", "chatml", good, *CHAT, "--tokenizer_chat_template", nothing)
+    refused("differently alone than as part", "chatml", good, *CHAT, "--tokenizer_chat_template", nothing)
     empty = "{% for m in messages %}{{ m['content'] }}{% generation %}{% endgeneration %}{% endfor %}"
     refused("{% generation %} marks nothing", "chatml", good, *CHAT, "--tokenizer_chat_template", empty)
     refused("is no Jinja", "chatml", good, *CHAT, "--tokenizer_chat_template", "{% for %}")
