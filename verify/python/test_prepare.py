@@ -857,7 +857,7 @@ def test_refused():
     refused("differently alone than as part", "chatml", good, *CHAT, "--tokenizer_chat_template", nothing)
     empty = "{% for m in messages %}{{ m['content'] }}{% generation %}{% endgeneration %}{% endfor %}"
     refused("{% generation %} marks nothing", "chatml", good, *CHAT, "--tokenizer_chat_template", empty)
-    refused("is no Jinja", "chatml", good, *CHAT, "--tokenizer_chat_template", "{% for %}")
+    refused("is not valid Jinja", "chatml", good, *CHAT, "--tokenizer_chat_template", "{% for %}")
     refused("neither a file nor a template", "chatml", good, *CHAT, "--tokenizer_chat_template", "nowhere.jinja")
     refused("is a list, but text is needed; lists of messages need --apply_chat_template", "chatml", good, "--input_key",
             "messages")
@@ -865,7 +865,7 @@ def test_refused():
     refused("has the content null", "chatml", lines("bad", [{"messages": [{"from": "human"}]}]), *CHAT)
     refused('bad.jsonl:2: no key "output"; set --output_key', "chatml",
             lines("bad", [{"input": "a", "output": "b"}, {"input": "a"}]), "--output_key", "output")
-    refused("answers no prompt; give --prompt_key", "chatml", lines("bad", [{"chosen": "a", "rejected": "b"}]),
+    refused("is text without a prompt; give --prompt_key", "chatml", lines("bad", [{"chosen": "a", "rejected": "b"}]),
             "--apply_chat_template", kind="pairs")
     refused(":1: key \"input\" occurs twice", "chatml", lines("bad", ['{"input": "a", "input": "b"}']))
     refused(":1: the record is [1]", "chatml", lines("bad", ["[1]"]))
@@ -873,7 +873,7 @@ def test_refused():
     refused("is empty, but a response needs a token", "chatml", lines("bad", [{"p": "a", "chosen": "", "rejected": "b"}]),
             "--prompt_key", "p", kind="pairs")
     refused("nothing is left", "chatml", lines("bad", [{"input": ""}]))
-    refused("is no file", "chatml", f"{OUT}/nowhere.jsonl")
+    refused("is not a file", "chatml", f"{OUT}/nowhere.jsonl")
     refused("two ways to shape a text", "chatml", good, *CHAT, "--input_template", "{}")
     refused("leave out --truncation cut", "chatml", good, *CHAT, "--truncation", "cut", kind="prompts")
     refused("--train_on is for --kind sft", "chatml", good, *CHAT, "--train_on", "all", kind="pairs")
