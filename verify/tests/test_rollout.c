@@ -95,28 +95,29 @@ static void test_question(void) {
 static void test_answers(void) {
     static const struct {
         const char *answer, *wrong;
-    } cases[] = {{"{\"rewards\": [1, -2.5e0]}", NULL},
-                 {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
-                 {"{\"rewards\": [1]}", "1 rewards for 2 texts"},
-                 {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"},
-                 {"{\"rewards\": []}", "0 rewards"},
-                 {"{\"rewards\": [1, null]}", "rewards[1] is null"},
-                 {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"},
-                 {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
-                 {"{\"rewards\": [1, true]}", "rewards[1] is true or false"},
-                 {"{\"rewards\": [1, NaN]}", "not JSON from byte 16"},
-                 {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
-                 {"{\"rewards\": 1}", "\"rewards\" is a number"},
-                 {"[1, 2]", "\"rewards\" is missing"},
-                 {"7", "\"rewards\" is missing"},
-                 {"", "(empty)"},
-                 {"<html>", "not JSON from byte 0"},
-                 {"{\"rewards\": [1, 2]", "not JSON from byte"},
-                 {"{\"rewards\": [1, 2]} \n", NULL},
-                 {"{\"rewards\": [1, 2]} x", "not JSON from byte 20 of 21 on: x; "},
-                 {"{\"rewards\": [1, 2], \"rewards\": [1, 2]}", "has the key \"rewards\" twice"},
-                 {"{\"rewards\": [1e100, -1e100]}", NULL},
-                 {"{\"rewards\": [1.1e100, 1]}", "rewards[0] is 1.1e+100"}};
+    } cases[] = {
+        {"{\"rewards\": [1, -2.5e0]}", NULL},
+        {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
+        {"{\"rewards\": [1]}", "1 rewards for 2 texts"},
+        {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"},
+        {"{\"rewards\": []}", "0 rewards"},
+        {"{\"rewards\": [1, null]}", "rewards[1] is null"},
+        {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"},
+        {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
+        {"{\"rewards\": [1, true]}", "rewards[1] is true or false"},
+        {"{\"rewards\": [1, NaN]}", "not JSON from byte 16"},
+        {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
+        {"{\"rewards\": 1}", "\"rewards\" is a number"},
+        {"[1, 2]", "\"rewards\" is missing"},
+        {"7", "\"rewards\" is missing"},
+        {"", "(empty)"},
+        {"<html>", "not JSON from byte 0"},
+        {"{\"rewards\": [1, 2]", "not JSON from byte"},
+        {"{\"rewards\": [1, 2]} \n", NULL},
+        {"{\"rewards\": [1, 2]} x", "not JSON from byte 20 of 21 on: x; "},
+        {"{\"rewards\": [1, 2], \"rewards\": [1, 2]}", "has the key \"rewards\" twice"},
+        {"{\"rewards\": [1e100, -1e100]}", NULL},
+        {"{\"rewards\": [1.1e100, 1]}", "rewards[0] is 1.1e+100"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double rewards[2] = {10, 10};
         demo_error error = {""};
