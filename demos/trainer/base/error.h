@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* error.h - the error message of a trainer that ends before its ranks run. Ranks report errors
- * by seqpar_fail instead, so that one of them reports for all.
+/* error.h - error messages of a trainer before its ranks start. Ranks report by seqpar_fail
+ * instead, so that one rank reports for all.
  *     return demo_fail(error, "--%s is %s; give a number", name, text); */
 #ifndef DEMO_ERROR_H
 #define DEMO_ERROR_H

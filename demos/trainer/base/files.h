@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* files.h - files read whole, and files written whole or not at all. */
+/* files.h - reads whole files, and writes files atomically. */
 #ifndef DEMO_FILES_H
 #define DEMO_FILES_H
 
@@ -14,8 +14,8 @@
 #include <unistd.h>
 #include "error.h"
 
-/* Why a file cannot be read; NULL: it can. A pipe is refused: reading would wait for its
-   writer, and a resumed run must read the data again. A device may never end. */
+/* Returns why a file cannot be read, or NULL if it can. A pipe is refused: reading would wait
+   for its writer, and a resumed run has to read the data again. A device may never end. */
 static inline const char *demo_file_refused(int descriptor, size_t most) {
     struct stat about;
     double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
@@ -33,7 +33,7 @@ static inline const char *demo_file_refused(int descriptor, size_t most) {
    caller calls free(). NULL with the reason in *why. */
 static inline char *demo_read_whole(const char *path, size_t most, size_t *size,
                                     const char **why) {
-    /* without O_NONBLOCK a pipe that nobody writes to hangs here */
+    /* without O_NONBLOCK, opening a pipe without a writer blocks */
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     FILE *file = (*why = demo_file_refused(descriptor, most)) ? NULL : fdopen(descriptor, "rb");
     char *bytes = NULL, *larger;
@@ -75,7 +75,7 @@ static inline FILE *demo_open_output(const char *path, int append) {
                               (append ? O_APPEND : O_TRUNC),
                           0666);
     FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, append ? "ab" : "wb");
-    /* from here on writes wait for a slow reader */
+    /* writes to a pipe must wait for a slow reader */
     if (file)
         fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK);
     else if (descriptor >= 0)
@@ -90,15 +90,14 @@ __attribute__((unused)) static int demo_print_failed(const char *what) {
     return fprintf(stderr, "error: cannot write %s: %s\n", what, strerror(errno)), 1;
 }
 
-/* Writes a temporary file in the same folder and renames it, so that the name never belongs to
-   a half-written file. */
+/* Writes a temporary file in the same folder and renames it, so that `path` never names a
+   half-written file. */
 static inline int demo_write_atomically(const char *path, const char *bytes, size_t size,
                                         demo_error *error) {
     char temporary[4096];
     struct stat about;
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
-    if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* a rename would put a file in the
-                                                           place of a device */
+    if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* rename() would replace a device */
         return demo_fail(
             error, "cannot write %s: it exists and is not a regular file; choose another path",
             path);

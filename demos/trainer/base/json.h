@@ -12,8 +12,8 @@ static inline int demo_order_of_keys(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* A key that occurs twice in an object, or in one inside it; NULL: there is none. One of its
-   two values would be ignored. */
+/* Returns a key that occurs twice in an object, or in an object inside it; NULL: none does.
+   cJSON would ignore one of the two values. */
 static inline const char *demo_json_twice(const cJSON *json) {
     const char **keys = NULL, *twice = NULL;
     for (const cJSON *item = json->child; item && !twice; item = item->next) {

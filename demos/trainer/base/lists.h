@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* lists.h - comma lists of words. */
+/* lists.h - comma-separated lists of words. */
 #ifndef DEMO_LISTS_H
 #define DEMO_LISTS_H
 #include <stdbool.h>

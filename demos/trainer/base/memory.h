@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* memory.h - memory that the programs allocate, apart from the library's. If there is not
-   enough memory, the program prints an error and exits. */
+/* memory.h - host memory of the trainers; the library allocates its own. If an allocation
+   fails, the program prints an error and exits. */
 #ifndef DEMO_MEMORY_H
 #define DEMO_MEMORY_H
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#ifndef DEMO_MEMORY_EXIT /* a program in which 1 means something else may define it */
+#ifndef DEMO_MEMORY_EXIT /* exit status; a program may define another */
 #define DEMO_MEMORY_EXIT 1
 #endif
 
@@ -18,8 +18,8 @@ static inline void demo_out_of_memory(double bytes) {
             "error: out of memory: cannot allocate %.0f more bytes; give fewer or shorter "
             "documents, a smaller model, fewer ranks, or a machine with more memory\n",
             bytes);
-    /* Not exit(): it would tear down what other ranks still use. No file is left half
-       written, since files are renamed when they are complete. */
+    /* Not exit(): its handlers would free what other ranks still use. No file is left
+       half-written, since files are renamed when they are complete. */
     _exit(DEMO_MEMORY_EXIT);
 }
 

@@ -8,8 +8,8 @@
 #include <string.h>
 #include "memory.h"
 
-/* Writes a blank and the word, quoted if a shell needs it. size: 2 x its bytes + 8 are enough.
-   */
+/* Writes a blank and the word, quoted if a shell needs it. A `size` of 2 x strlen(word) + 8 is
+   enough. */
 static inline void demo_shell_word(char *to, size_t size, const char *word) {
     bool plain = *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
                                              "XYZ0123456789_./,:@%+=-")];
@@ -23,7 +23,7 @@ static inline void demo_shell_word(char *to, size_t size, const char *word) {
     if (!plain) snprintf(to + used, size - used, "'");
 }
 
-/* The text `begin` and the quoted words as one command line; the caller calls free(). */
+/* Returns `begin` and the quoted words as one command line; the caller calls free(). */
 static inline char *demo_shell_line(const char *begin, char *const *words, int64_t count) {
     size_t size = strlen(begin) + 1, used = strlen(begin);
     for (int64_t i = 0; i < count; i++) size += 2 * strlen(words[i]) + 8;

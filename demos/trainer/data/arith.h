@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* arith.h - the project's own small data set: arithmetic stories with one right answer.
+/* arith.h - generates a small data set: arithmetic stories with one right answer.
  *
  *     {"question": "Mia has 3 pens and finds 4 more. How many pens does Mia have now?",
- *      "answer": "3 + 4 = 7. The answer is 7.", "wrong": "3 + 4 = 7. The answer is 9."}     (on one line)
+ *      "answer": "3 + 4 = 7. The answer is 7.", "wrong": "3 + 4 = 7. The answer is 9."}
  *
- * Item i of seed s is a function of (s, i) alone: any range of items can be made anywhere, in
- * any order. Answers follow one pattern and numbers stay small, so that a tiny byte-level model
- * learns them within a hundred steps. */
+ * is one line of the file. Item i of seed s depends on (s, i) alone, so any range of items can
+ * be generated in any order. Answers follow one pattern and numbers stay small, so that a tiny
+ * byte-level model learns them within a hundred steps. */
 #ifndef DEMO_ARITH_H
 #define DEMO_ARITH_H
 
@@ -44,7 +44,7 @@ enum {
     DEMO_ARITH_TEXT = 256
 };
 
-/* The random number stream of one item. */
+/* The state of an item's random number generator. */
 typedef struct {
     uint64_t key, counter;
 } demo_draws;
@@ -95,8 +95,8 @@ static inline void demo_tell(char *text, size_t size, const char *story,
     text[used < size ? used : size - 1] = 0;
 }
 
-/* Writes item (seed, index) into two texts of DEMO_ARITH_TEXT bytes and returns the number
-   that is asked for. */
+/* Writes question and answer of item (seed, index), each of DEMO_ARITH_TEXT bytes, and returns
+   the final number of the answer. */
 static inline int demo_arith_item(char *question, char *answer, uint64_t seed, uint64_t index) {
     demo_draws draws = demo_draws_of(seed, index);
     const demo_story *story = &demo_stories[demo_draw(&draws, 0, DEMO_STORY_COUNT - 1)];
@@ -119,7 +119,8 @@ static inline int demo_arith_item(char *question, char *answer, uint64_t seed, u
     return value;
 }
 
-/* The same steps with another number at the end: the rejected half of a preference pair. */
+/* Writes the same steps with a wrong final number: the rejected response of a preference
+   pair. */
 static inline void demo_arith_wrong(char *wrong, const char *answer, int value,
                                     uint64_t index) {
     int kept = (int)(strstr(answer, "The answer is ") - answer);
@@ -127,15 +128,14 @@ static inline void demo_arith_wrong(char *wrong, const char *answer, int value,
              value + 1 + (int)(index % 5));
 }
 
-/* Whether this item's answer is made wrong, which has a probability of of_100 percent. */
+/* Does the data set give this item the wrong answer? The probability is of_100 percent. */
 static inline bool demo_arith_careless(uint64_t seed, uint64_t index, uint64_t of_100) {
     demo_draws draws = demo_draws_of(~seed, index);
     return (uint64_t)demo_draw(&draws, 0, 99) < of_100;
 }
 
 /* Writes items first .. first + count - 1 as JSON lines; about `careless` percent of them have
- * the wrong text as the answer. Writes the whole file or none. Returns 0, or -1 with one
- * sentence. */
+ * the wrong answer. Writes the whole file or none. Returns 0, or -1 with one sentence. */
 static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t first,
                                    uint64_t count, uint64_t careless, demo_error *error) {
     char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT], wrong[DEMO_ARITH_TEXT];
@@ -145,7 +145,7 @@ static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t fir
     for (uint64_t i = 0; lines && i < count; i++) {
         demo_arith_wrong(wrong, answer, demo_arith_item(question, answer, seed, first + i),
                          first + i);
-        /* stories hold nothing that JSON would escape */
+        /* no text has a character that JSON escapes */
         fprintf(lines, "{\"question\": \"%s\", \"answer\": \"%s\", \"wrong\": \"%s\"}\n",
                 question, demo_arith_careless(seed, first + i, careless) ? wrong : answer,
                 wrong);

@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* data.h - reads datasets into documents.
+/* data.h - reads data sets into documents: the token ids of a sample, and its loss mask.
  *
- * A token file (token_file.h) holds documents made by the model's own tokenizer. For models
- * without one a tokenizer is built in: a byte is a token. Other inputs:
+ * A token file (token_file.h) holds documents made by the model's own tokenizer. Models without
+ * a tokenizer are trained on bytes: each byte is a token. Other inputs:
  *
- *   .jsonl, text   {"question": "...", "answer": "..."}    BOS prompt response EOS; response and EOS are supervised
- *   .jsonl, ids    {"input_ids": [..], "labels": [..]}     labels repeat input_ids or say -100, unshifted;
- *                                                          or "loss_mask": [0,1,..]; neither: all supervised;
- *                                                          "attention_mask" 0 is padding left or right, cut off
- *   .txt           one stream of bytes, cut into documents of max_len tokens; all supervised; --pretrain_mode only
+ *   .jsonl, text   {"question": "...", "answer": "..."}
+ *                  BOS prompt response EOS; response and EOS are supervised
+ *   .jsonl, ids    {"input_ids": [..], "labels": [..]}
+ *                  a label is the token's id or -100, unshifted; or "loss_mask": [0,1,..];
+ *                  neither: all supervised; "attention_mask" 0 is padding at an end, cut off
+ *   .txt           one stream of bytes, split into documents of max_len tokens;
+ *                  all supervised; --pretrain_mode only
  *
- * With --pretrain_mode a text is BOS and the input; with pretrain_eos EOS ends it, unless it is
- * cut. With pretrain_blocks the texts are concatenated without BOS and cut into documents of
- * max_len tokens; the rest at the end, if shorter, is dropped.
+ * With --pretrain_mode a document is BOS and the input. pretrain_eos adds EOS, unless the
+ * document is truncated. pretrain_blocks concatenates the texts without BOS and splits them
+ * into documents of max_len tokens; a shorter last one is dropped.
  *
- * A .jsonl may be compressed (.jsonl.gz). Instead of lines it may hold one JSON list of such
+ * A .jsonl may be compressed (.jsonl.gz). Instead of lines it may be one JSON list of such
  * objects. The key a.b means b inside a. All text is UTF-8.
  *
- * loss_mask[t] = 1 says that token t is a supervised target, i.e. it is not shifted.
- * loss_mask[0] is always 0: nothing stands before a document's first token to predict it.
+ * loss_mask[t] is 1 if token t is a supervised target: the mask is not shifted. loss_mask[0] is
+ * always 0, since no token before the first one predicts it.
  * Functions return 0, or -1 with one sentence in error. */
 #ifndef DEMO_DATA_H
 #define DEMO_DATA_H
@@ -38,8 +40,8 @@ static inline bool demo_folder_fingerprint(const char *folder, demo_fingerprint 
     return true;
 }
 
-/* 0 if the file was made with the model's tokenizer, and its ids and its documents' lengths
-   fit the options; else -1. */
+/* Returns 0 if the file was made with the model's tokenizer, and its ids and document lengths
+   fit the options; else -1 with one sentence. */
 static inline int demo_token_file_suits(const demo_token_reader *r,
                                         const demo_data_options *options) {
     const demo_token_file *f = r->file;
@@ -70,7 +72,7 @@ static inline int demo_token_file_suits(const demo_token_reader *r,
     return 0;
 }
 
-/* Opens the file for a set; NULL with one sentence where that is not possible. */
+/* Opens and checks a token file. Returns NULL with one sentence if that fails. */
 static inline demo_token_file *demo_token_file_for(const char *path, uint32_t kind,
                                                    const demo_data_options *options,
                                                    demo_error *error) {
@@ -91,11 +93,12 @@ static inline demo_document demo_token_document(const demo_token_file *f, int64_
     return document;
 }
 
-/* How many of the file's records are wanted. */
+/* The number of records to read from a file with `there` records. */
 static inline int64_t demo_token_records(int64_t there, const demo_data_options *options) {
     return options->max_samples && options->max_samples < there ? options->max_samples : there;
 }
 
+/* Opens a token file as a set, whose documents point into the mapped file. */
 static inline int demo_data_of_file(demo_dataset *set, const char *path, uint32_t kind,
                                     const demo_data_options *options, demo_error *error) {
     demo_token_file *f = demo_token_file_for(path, kind, options, error);
@@ -119,7 +122,7 @@ static inline int demo_data_of_file(demo_dataset *set, const char *path, uint32_
 
 typedef struct {
     const demo_token_file *file; /* has the text of each id; NULL: a byte is a token */
-    const int32_t *stops;        /* ids that end a sampled text */
+    const int32_t *stops;        /* ids that end a generated text */
     int64_t stop_count;
 } demo_words;
 
@@ -148,7 +151,8 @@ static inline int demo_data_read(demo_dataset *set, const char *paths,
     return demo_read_dataset(&reader, paths);
 }
 
-/* Loads a token file, or a comma list of files and folders. On failure the set is empty. */
+/* Loads a token file, or a comma-separated list of files and folders. On failure the set is
+   empty. */
 static inline int demo_data_load(demo_dataset *set, const char *paths,
                                  const demo_data_options *options, demo_error *error) {
     char summary[256];

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* data_sets.h - a comma list of sets, read one after the other or mixed at random (mix.h). */
+/* data_sets.h - reads a comma-separated list of data sets, one after another or mixed at random
+ * (mix.h). */
 #ifndef DEMO_DATA_SETS_H
 #define DEMO_DATA_SETS_H
 #include "mix.h"
 #include "read_data.h"
-
-/* ---- several sets (mix.h) ---- */
 
 typedef struct {
     const char *path, *text;
@@ -14,9 +13,9 @@ typedef struct {
     const cJSON *json; /* instead of text, if the file is one JSON list */
 } demo_line;
 
-typedef struct { /* one element of a comma list */
+typedef struct { /* one data set of the list, a file or a folder */
     char **paths;
-    demo_line *lines; /* of all its files; stb_ds arrays */
+    demo_line *lines; /* records of all its files; stb_ds arrays */
     char **bytes;
     cJSON **lists;
 } demo_named_set;
@@ -83,7 +82,8 @@ static inline int demo_set_lines(demo_reader *reader, demo_named_set *set) {
                : demo_wrong(reader, "only empty lines; one JSON object per line is needed");
 }
 
-/* Reads the sets' records in the order that mix.h gives. limit: most records; 0: all. */
+/* Reads the records of the sets in the order of mix.h. limit: the largest number of records; 0:
+   all. */
 static inline int demo_read_mixed(demo_reader *reader, demo_named_set *sets, int64_t limit) {
     int64_t count = arrlen(sets), *there = (int64_t *)demo_alloc(count, sizeof *there), all = 0;
     double *ends = (double *)demo_alloc(count, sizeof *ends);
@@ -110,6 +110,8 @@ static inline int demo_read_mixed(demo_reader *reader, demo_named_set *sets, int
     return failed;
 }
 
+/* Reads all sets. A .txt is a stream without records, so sets with a .txt are not mixed but
+   read one after another. */
 static inline int demo_read_sets(demo_reader *reader, demo_named_set *sets) {
     int64_t streams = 0;
     int failed = 0;
@@ -131,7 +133,7 @@ static inline int demo_read_sets(demo_reader *reader, demo_named_set *sets) {
                             : demo_read_mixed(reader, sets, reader->options->max_samples);
 }
 
-/* Reads a comma list of files and folders. */
+/* Reads a comma-separated list of files and folders. */
 static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     const char *form = reader->options->input_template;
     demo_named_set *sets = NULL;

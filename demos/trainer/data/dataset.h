@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* dataset.h - which records are kept, how long documents are cut, and a digest of the set. */
+/* dataset.h - selects the records to keep, truncates long documents, and computes the digest of
+ * a set. */
 #ifndef DEMO_DATASET_H
 #define DEMO_DATASET_H
 #include "json_records.h"
@@ -17,8 +18,8 @@ static inline uint64_t demo_digest_number(uint64_t digest, int64_t number) {
     return demo_digest(digest, &number, sizeof number);
 }
 
-/* The head of a token file has checksums of its contents, so the digest is of the head and the
-   number of documents. */
+/* The header of a token file has checksums of its contents, so the digest covers only the
+   header and the number of documents, which max_samples may reduce. */
 static inline uint64_t demo_digest_file(const demo_dataset *set) {
     const demo_token_head *head = set->file->head;
     uint64_t digest = demo_digest(
@@ -42,7 +43,7 @@ static inline uint64_t demo_digest_documents(const demo_dataset *set) {
     return digest;
 }
 
-/* ---- which records are kept, and how they are cut ---- */
+/* ---- selecting and truncating records ---- */
 
 static inline int64_t demo_supervised(const demo_document *document) {
     int64_t count = 0;
@@ -50,8 +51,8 @@ static inline int64_t demo_supervised(const demo_document *document) {
     return count;
 }
 
-/* A cut document keeps its first max_len tokens. If the record ended in EOS, the last of them
-   becomes a supervised EOS. */
+/* Truncates a document to its first max_len tokens. If the record ended in EOS, the last of
+   them becomes a supervised EOS. */
 static inline void demo_record_cut(demo_record *record, int64_t max_len) {
     demo_document *document = &record->document;
     if (!max_len || document->tokens <= max_len) return;
@@ -65,7 +66,7 @@ static inline void demo_record_cut(demo_record *record, int64_t max_len) {
     document->loss_mask[max_len - 1] = max_len > 1;
 }
 
-/* How many tokens of the response LLaMA-Factory keeps, for these lengths of prompt and
+/* The number of response tokens that LLaMA-Factory keeps for these lengths of prompt and
    response. */
 static inline int64_t demo_response_share(int64_t prompt, int64_t response, int64_t max_len) {
     int64_t most = 2 * response < max_len ? max_len
@@ -76,8 +77,8 @@ static inline int64_t demo_response_share(int64_t prompt, int64_t response, int6
     return response < most ? response : most;
 }
 
-/* Cuts the ends of prompt and response. response: the length of response that decides how much
-   is kept; for a pair, the longer one's. */
+/* Truncates both prompt and response. response: the response length that decides how many
+   tokens each keeps; for a pair, the length of the longer response. */
 static inline void demo_record_cut_both(demo_record *record, int64_t response,
                                         int64_t max_len) {
     demo_document *d = &record->document;
@@ -94,7 +95,7 @@ static inline void demo_record_cut_both(demo_record *record, int64_t response,
     arrsetlen(d->loss_mask, (size_t)d->tokens);
 }
 
-/* Whether the record is kept, whole or cut. With DEMO_LONG_CUT a text is dropped if its prompt
+/* Is the record kept, whole or truncated? With DEMO_LONG_CUT a text is dropped if its prompt
    has max_len - 2 tokens or more, as in OpenRLHF. A record of ids is dropped if max_len leaves
    no token after the prompt. */
 static inline bool demo_record_selected(const demo_record *record,
@@ -119,6 +120,7 @@ static inline int64_t demo_response_tokens(const demo_record *record) {
     return record->document.tokens - record->prompt_tokens;
 }
 
+/* Truncates the record if it is too long and adds it to the set, or drops and frees it. */
 static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
                                      const demo_data_options *options) {
     demo_document *document = &record->document;
@@ -138,8 +140,8 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
     arrput(set->documents, *document);
 }
 
-/* Appends the text, without its BOS, to set->begun, which holds the end of the previous texts.
-   When it has max_len tokens, it is stored and a new one begins. */
+/* pretrain_blocks: appends the text, without its BOS, to the unfinished document set->begun.
+   When that has max_len tokens, it is added to the set and a new one begins. */
 static inline void demo_dataset_take_block(demo_dataset *set, demo_document *text,
                                            const demo_data_options *options) {
     set->counts.read++;
@@ -155,13 +157,13 @@ static inline void demo_dataset_take_block(demo_dataset *set, demo_document *tex
     demo_document_free(text);
 }
 
-/* Refuses a right answer without a number: no text could match it, so its reward would always
-   be 0. */
+/* Refuses a right answer without a number: no response could match it, so its reward would
+   always be 0. */
 static inline int demo_number_there(const demo_reader *reader, const demo_document *document) {
     for (int64_t t = 0; t < document->tokens; t++)
         if (document->loss_mask[t] && document->ids[t] < 256 && isdigit(document->ids[t]))
             return 0;
-    if (!document->tokens) return 0; /* it is dropped */
+    if (!document->tokens) return 0; /* an empty record is dropped later */
     return demo_wrong(reader,
                       "the right answer has no number, but responses are compared with its "
                       "last number; set --%s to a key whose text has a number, or remove the "
@@ -169,6 +171,7 @@ static inline int demo_number_there(const demo_reader *reader, const demo_docume
                       demo_output_option(reader->options));
 }
 
+/* Makes a document of a JSON record, of token ids or of text, and adds it to the set. */
 static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON *json) {
     demo_record record = {0};
     bool ids = cJSON_GetObjectItemCaseSensitive(json, "input_ids") != NULL;
@@ -206,7 +209,7 @@ static inline void demo_data_free(demo_dataset *set) {
     *set = (demo_dataset){0};
 }
 
-/* One line for the log: how much was read, kept, dropped and cut. */
+/* One line for the log: how many records were read, kept, dropped and truncated. */
 static inline void demo_data_summary(const demo_dataset *set, char *text, size_t size) {
     const demo_data_counts *c = &set->counts;
     int used = snprintf(text, size,

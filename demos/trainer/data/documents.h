@@ -22,8 +22,9 @@ enum {
     DEMO_IGNORED_LABEL = -100
 };
 
-/* What happens to a document longer than max_len: it is left out; its end is cut off, as
-   OpenRLHF does; prompt and response are cut both, as LLaMA-Factory does. */
+/* How a document of more than max_len tokens is treated. DROP: left out. CUT: its end is
+   truncated, as in OpenRLHF. CUT_BOTH: prompt and response are truncated, as in
+   LLaMA-Factory. */
 enum { DEMO_LONG_DROP, DEMO_LONG_CUT, DEMO_LONG_CUT_BOTH };
 
 typedef struct {
@@ -31,43 +32,44 @@ typedef struct {
     int32_t *ids;
     uint8_t *loss_mask;
     int64_t tokens;
-    /* NULL except for process reward models (steps.h). targets: what a token must predict
-       instead of the next token, SEQPAR_IGNORE if loss_mask is 0. shares: the probability of
-       the target */
+    /* NULL except for process reward models (steps.h). targets[t]: the id to predict at token
+       t, not the next token; SEQPAR_IGNORE if loss_mask[t] is 0. shares[t]: the soft label, the
+       probability of targets[t] */
     int32_t *targets;
     float *shares;
 } demo_document;
 
 typedef struct {
-    /* key of the prompt, or of the whole text; NULL: the user named none, and it is "input" */
+    /* key of the prompt, or of the whole text; NULL: none was given, and it is "input" */
     const char *input_key;
     const char *output_key;     /* key of the response; NULL: all of the input is trained on */
     const char *input_template; /* every {} becomes the prompt; NULL: the prompt as it is */
     bool pretrain_mode;         /* BOS and input only, all supervised, no EOS */
-    bool pretrain_eos;          /* then also EOS at the end */
-    bool pretrain_blocks;       /* these texts concatenated, cut every max_len tokens */
+    bool pretrain_eos;          /* pretrain_mode: also EOS at the end */
+    bool pretrain_blocks;       /* pretrain_mode: join texts, split every max_len tokens */
     bool train_on_inputs;       /* the prompt is supervised too */
-    /* most tokens of a document, and the length of the pieces of a .txt; 0: no limit */
+    /* the largest number of tokens of a document, and the length of documents split from a
+       .txt; 0: no limit */
     int64_t max_len;
     int long_documents;  /* DEMO_LONG_ */
-    bool long_prompts;   /* keep a cut record even if only prompt is left: reward models */
+    bool long_prompts;   /* reward models: keep a record of which only the prompt is left */
     int64_t max_samples; /* use at most this many records; 0: all */
-    const char *probs;   /* weights of the sets, a comma list; NULL: one after the other */
-    int64_t seed;        /* of the draws among the sets */
-    int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
-    const char *folder;  /* the model's: token files must be of its tokenizer; NULL: none */
-    const int64_t *end;  /* id that ends the folder's texts; NULL: DEMO_EOS, or unknown */
-    /* the command that makes a token file of the text, where the folder has a tokenizer and
-       bytes would be wrong; NULL: a byte is a token */
+    const char *probs;   /* comma-separated sampling weights; NULL: one set after another */
+    int64_t seed;        /* of drawing the sets */
+    int64_t vocab_size;  /* ids must be below it; 0: DEMO_VOCAB */
+    const char *folder;  /* the model's; token files must use its tokenizer; NULL: none */
+    const int64_t *end;  /* the folder's eos_token_id; NULL: it is DEMO_EOS or unknown */
+    /* the command that makes a token file of text, shown when text is refused because the
+       folder has a tokenizer; NULL: text is read as bytes */
     const char *prepare;
-    /* generated texts are compared by the response's last number: it must hold one */
+    /* rewards compare a generated text with the last number of the response, so it needs one */
     bool number;
     /* names of the options for output_key and max_len, for messages; NULL: those names */
     const char *output_option, *length_option;
 } demo_data_options;
 
-/* read = kept + dropped_long + zero_length; cut and fully_masked documents are among the
-   kept. */
+/* read = kept + dropped_long + zero_length. Kept documents may be truncated (cut), or without a
+   supervised token (fully_masked). */
 typedef struct {
     int64_t read, dropped_long, cut, zero_length, fully_masked;
 } demo_data_counts;
@@ -75,21 +77,22 @@ typedef struct {
 typedef struct {
     demo_document *documents; /* stb_ds array */
     demo_token_file *file;    /* the documents point into it; NULL: they own their arrays */
-    bool lent;                /* ids and masks are another set's, which frees them */
-    demo_document begun;      /* pretrain_blocks: tokens that fill no document yet */
+    bool lent;                /* another set owns and frees ids and masks */
+    demo_document begun;      /* pretrain_blocks: the unfinished document */
     demo_data_counts counts;
     int64_t tokens, supervised_tokens;
     char summary[256]; /* one line for the log */
 } demo_dataset;
 
-/* The reader's position, for messages, and the functions that take what it reads. */
+/* Reads files and passes their records to callbacks, which fill the set. path and line: the
+   position, for messages. */
 typedef struct demo_reader {
     const demo_data_options *options;
     demo_error *error;
     void *set;           /* the dataset being filled */
     const int64_t *read; /* records in it so far */
     int (*take)(const struct demo_reader *reader, const cJSON *record); /* a line of a .jsonl */
-    /* a .txt; NULL: refused */
+    /* the contents of a .txt; NULL: a .txt is refused */
     int (*take_stream)(const struct demo_reader *reader, const char *bytes, size_t size);
     const char *path;
     int64_t line;
@@ -99,10 +102,10 @@ typedef struct demo_reader {
 typedef struct {
     demo_document document;
     int64_t prompt_tokens;
-    bool ends_in_eos; /* it must also end in EOS when it is cut */
+    bool ends_in_eos; /* truncation keeps EOS at the end */
 } demo_record;
 
-/* Writes "path:line: sentence" (no line where there is none). Returns -1. */
+/* Sets the error to "path:line: sentence"; line 0 is left out. Returns -1. */
 __attribute__((format(printf, 2, 3))) static inline int demo_wrong(const demo_reader *reader,
                                                                    const char *format, ...) {
     va_list arguments;
@@ -156,8 +159,8 @@ static inline void demo_push_prompt(demo_document *document, const char *form,
     demo_push_text(document, form, strlen(form), supervised);
 }
 
-/* Checks a template as OpenRLHF does. Returns NULL if it cannot take a prompt, else the
- * template. warning: a sentence, or empty. */
+/* Checks a template as OpenRLHF does. Returns the template, or NULL if it has no {} for the
+ * prompt. warning becomes a sentence or is empty. */
 static inline const char *demo_template_checked(const char *form, char *warning, size_t size) {
     *warning = 0;
     if (!form || !*form) return NULL;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* holdout.h - the part of the training data that is used for evaluation.
+/* holdout.h - holds out a part of the training data for evaluation.
  *
- * val_size     k of n units (documents, or pairs) are evaluated and never trained on: k = val_size,
- *              or val_size n rounded up if it is below 1. Data and seed alone decide which:
- *              p = numpy's default_rng(seed).permutation(n), as `datasets` draws it;
+ * val_size     k of n units (documents or pairs) are evaluated and never trained on:
+ *              k = val_size or, if it is below 1, val_size n rounded up. They depend only on
+ *              n and the seed: p = numpy's default_rng(seed).permutation(n), as in `datasets`;
  *              LLaMA-Factory takes the first k of p, axolotl the last k.
- * reward       the scores of a reward model without other evaluation data are measured on the
- *              first units of the file, which are trained on, too. */
+ * reward       without evaluation data, a reward model is evaluated on the first units of the
+ *              training data, which stay training data. */
 #ifndef DEMO_HOLDOUT_H
 #define DEMO_HOLDOUT_H
 
@@ -20,7 +20,7 @@
 /* ---- numpy's generator: SeedSequence, PCG64 (O'Neill 2014), a shuffle from the end ---- */
 
 typedef struct {
-    uint64_t high, low; /* of 128 bits */
+    uint64_t high, low; /* the halves of a 128-bit integer */
 } demo_wide;
 
 typedef struct {
@@ -36,7 +36,7 @@ static inline uint32_t demo_seed_stir(uint32_t value, uint32_t *constant, uint32
     return value ^ value >> 16;
 }
 
-/* Four words of a seed as SeedSequence(seed).generate_state(4, uint64) has them. */
+/* words = numpy's SeedSequence(seed).generate_state(4, uint64). */
 static inline void demo_seed_words(uint64_t words[4], uint64_t seed) {
     uint32_t pool[4], out[8], constant = 0x43b0d7e5u;
     for (int i = 0; i < 4; i++)
@@ -93,8 +93,8 @@ static inline uint32_t demo_pcg_word(demo_pcg *g) {
     return (uint32_t)mixed;
 }
 
-/* A random integer from 0 to most (most >= 1): draws words until the low bits of one are at
-   most `most`. */
+/* Returns a random integer from 0 to `most` (at least 1) by rejection sampling: draws words
+   until the low bits of one are at most `most`. */
 static inline uint32_t demo_pcg_up_to(demo_pcg *g, uint32_t most) {
     uint32_t mask = most, number;
     for (int bits = 1; bits < 32; bits *= 2) mask |= mask >> bits;
@@ -117,13 +117,14 @@ static inline void demo_permutation(int64_t *order, int64_t count, uint64_t seed
 
 /* ---- which units ---- */
 
-/* How many of `count` units are held out. A fraction is rounded up, as LLaMA-Factory and
+/* The number of units to hold out of `count`. A fraction is rounded up, as LLaMA-Factory and
    axolotl do. */
 static inline int64_t demo_held_count(double val_size, int64_t count) {
     return (int64_t)(val_size < 1 ? ceil(val_size * (double)count) : val_size);
 }
 
-/* held (count): 1 for those that are evaluated. */
+/* Sets held[i] (count) to 1 if unit i is held out, else to 0. last: take the end of the
+   permutation, as axolotl does. */
 static inline void demo_held_mark(uint8_t *held, int64_t count, int64_t wanted, uint64_t seed,
                                   bool last) {
     int64_t *order = (int64_t *)demo_alloc(count + 1, sizeof *order);
@@ -133,8 +134,8 @@ static inline void demo_held_mark(uint8_t *held, int64_t count, int64_t wanted, 
     free(order);
 }
 
-/* Moves elements of the stb_ds array `from` whose unit (n elements) is held to the end of `into`;
-   stays: copies them. */
+/* Moves the held-out units of the stb_ds array `from`, of n elements each, to the end of
+   `into`. stays: copies them instead. */
 #define DEMO_PART(into, from, n, held, stays) \
     do { \
         int64_t part_left = 0; \

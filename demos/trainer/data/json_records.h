@@ -15,8 +15,6 @@
 #include "trainer/base/files.h"
 #include "trainer/base/json.h"
 
-/* ---- JSON records ---- */
-
 static inline const char *demo_json_type(const cJSON *item) {
     return cJSON_IsString(item)   ? "text"
            : cJSON_IsNumber(item) ? "a number"
@@ -48,8 +46,8 @@ static inline bool demo_folder_has_template(const char *folder) {
     return has;
 }
 
-/* The suggested command treats text as it would be read here. If the model has a chat template,
-   the hint names the option that uses it. */
+/* The suggested command applies no chat template, as text is read here. If the model has one,
+   the hint names the option that applies it. */
 static inline const char *demo_template_hint(const demo_data_options *options) {
     bool other = options->pretrain_mode || strstr(options->prepare, "--kind steps") ||
                  strstr(options->prepare, "--apply_chat_template");
@@ -58,6 +56,8 @@ static inline const char *demo_template_hint(const demo_data_options *options) {
                : "";
 }
 
+/* Refuses text unless it can be read as bytes: the model has no tokenizer, its vocabulary has
+   DEMO_VOCAB ids, and its EOS is DEMO_EOS. */
 static inline int demo_text_allowed(const demo_reader *reader) {
     const demo_data_options *options = reader->options;
     double vocab = demo_vocab(options);
@@ -80,7 +80,8 @@ static inline int demo_text_allowed(const demo_reader *reader) {
     return 0;
 }
 
-/* The value of a key: "a.b" is b inside a, unless there is a key "a.b"; NULL: none. */
+/* Returns the value of a key, or NULL. The key "a.b" means b inside a, unless the record has a
+   key "a.b". */
 static inline const cJSON *demo_json_find(const cJSON *record, const char *key) {
     const cJSON *found = cJSON_GetObjectItemCaseSensitive(record, key);
     char part[256];
@@ -92,8 +93,8 @@ static inline const cJSON *demo_json_find(const cJSON *record, const char *key) 
     return found;
 }
 
-/* Finds a key. If it is missing, the sentence names it, the option that chose it, and the keys
-   of the record. */
+/* Finds a key. If it is missing, the error names it, the option that chose it, and the keys of
+   the record. */
 static inline const cJSON *demo_json_key(const demo_reader *reader, const cJSON *record,
                                          const char *key, const char *option) {
     char present[256] = "none";
@@ -108,6 +109,8 @@ static inline const cJSON *demo_json_key(const demo_reader *reader, const cJSON 
     return NULL;
 }
 
+/* Returns the text of a key, or NULL with one sentence. For a list of messages, the sentence
+   suggests demos/prepare.py. */
 static inline const char *demo_json_text(const demo_reader *reader, const cJSON *record,
                                          const char *key, const char *option) {
     const cJSON *item = demo_json_key(reader, record, key, option);
@@ -130,7 +133,8 @@ static inline const char *demo_json_text(const demo_reader *reader, const cJSON 
     return NULL;
 }
 
-/* Refuses records as Alpaca's, whose prompt is two texts: one alone would be another prompt. */
+/* Refuses a record in Alpaca's form if no key is set for the prompt: its prompt is
+   "instruction" and "input" joined, and one of them alone is another prompt. */
 static inline int demo_one_prompt(const demo_reader *reader, const cJSON *json,
                                   const char *key) {
     const demo_data_options *options = reader->options;
@@ -149,6 +153,8 @@ static inline const char *demo_output_option(const demo_data_options *options) {
     return options->output_option ? options->output_option : "output_key";
 }
 
+/* Makes a document of a text record. Without prompt or response it stays empty, and is dropped
+   later. */
 static inline int demo_record_text(demo_record *record, const demo_reader *reader,
                                    const cJSON *json) {
     const demo_data_options *options = reader->options;
@@ -172,7 +178,7 @@ static inline int demo_record_text(demo_record *record, const demo_reader *reade
     return 0;
 }
 
-/* Reads element t of a list into a whole number within [low, high). */
+/* Reads element t of a list, which must be a whole number in [low, high). */
 static inline int demo_json_whole(const demo_reader *reader, const cJSON *item, const char *key,
                                   int64_t t, double low, double high, int32_t *value) {
     double number = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item);
@@ -212,15 +218,15 @@ static inline int demo_json_same_length(const demo_reader *reader, const demo_js
                       ids->name);
 }
 
-/* The lists that make a document: ids, and those that mark the supervised ids and the
+/* The lists of a record of token ids: the ids, which of them are supervised, and which are
    padding. */
 typedef struct {
     demo_json_list ids, labels, loss_mask, attention;
-    int64_t begin, end; /* without padding */
+    int64_t begin, end; /* the tokens that are not padding */
 } demo_json_tokens;
 
-/* Padding is a run of zeros at the left, at the right or both; a zero between two ones has
-   no meaning here. */
+/* Finds the tokens between left and right padding. attention_mask must not be 0 between
+   them. */
 static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens *tokens) {
     int64_t t = 0, begin = -1, end = 0;
     for (const cJSON *item = tokens->attention.list->child; item; item = item->next, t++) {
@@ -241,8 +247,8 @@ static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens 
     return 0;
 }
 
-/* Positions must count from 0. If they restart, the record is a packed row of several
-   documents, which is refused. */
+/* Checks position_ids, which must count from 0. If they restart, the record is a packed row of
+   several documents, which is refused. */
 static inline int demo_json_positions(const demo_reader *reader, const cJSON *record,
                                       const char *side, const demo_json_tokens *tokens) {
     demo_json_list positions;
@@ -263,6 +269,8 @@ static inline int demo_json_positions(const demo_reader *reader, const cJSON *re
     return 0;
 }
 
+/* Finds the lists of a record of token ids, and checks lengths, padding and positions. side:
+   prefix of the keys, such as "chosen_". */
 static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *record,
                                         const char *side, demo_json_tokens *tokens) {
     if (demo_json_find_list(reader, record, side, "input_ids", &tokens->ids) ||
@@ -285,7 +293,8 @@ static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *
     return demo_json_positions(reader, record, side, tokens);
 }
 
-/* Supervision of one token: from its label, its loss_mask, or by default. */
+/* Sets *supervised for a token, from its label or loss_mask (item), or to 1 if it has
+   neither. */
 static inline int demo_json_supervised(const demo_reader *reader,
                                        const demo_json_tokens *tokens, const cJSON *item,
                                        int64_t t, int32_t id, int32_t *supervised) {
@@ -306,7 +315,7 @@ static inline int demo_json_supervised(const demo_reader *reader,
         labels, (long long)t, label, ids, (long long)t, id);
 }
 
-/* Padding is not read, whatever its ids are; but it cannot be a target. */
+/* Skips a padding token, whatever its id is. It must not be a target. */
 static inline int demo_json_skip(const demo_reader *reader, const demo_json_tokens *tokens,
                                  const cJSON *target, int64_t t) {
     int ignored = tokens->labels.list ? DEMO_IGNORED_LABEL : 0;
@@ -318,8 +327,8 @@ static inline int demo_json_skip(const demo_reader *reader, const demo_json_toke
                       (long long)t, tokens->attention.name, (long long)t, ignored);
 }
 
-/* Reads SIDEinput_ids, and SIDElabels, SIDEloss_mask and SIDEattention_mask if the record has
-   them. */
+/* Makes a document of the list input_ids and, if the record has them, labels, loss_mask and
+   attention_mask; all keys begin with `side`. */
 static inline int demo_record_ids(demo_record *record, const demo_reader *reader,
                                   const cJSON *json, const char *side) {
     demo_json_tokens tokens;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* mix.h - which records of several data sets are used, and in what order; demos/prepare.py has
- * the same rule. With weights, the set of each record is drawn at random by weight; this ends
- * when the set that is drawn has no records left. Without weights, one set follows the other.
- * If max_samples is less than the number of records, then without weights each set gives the
- * same fraction of its records, its first ones. */
+/* mix.h - mixes the records of several data sets, by the same rule as demos/prepare.py. With
+ * weights, the set of each record is drawn at random, until a set is drawn that has no records
+ * left. Without weights, the sets follow one another; if max_samples is less than the number of
+ * records, the same fraction of each set is used, from its beginning. */
 #ifndef DEMO_MIX_H
 #define DEMO_MIX_H
 
@@ -26,6 +25,7 @@ typedef struct {
     int at;
 } demo_twister;
 
+/* Seeds the generator as Python does, by MT19937's init_by_array. */
 static inline void demo_twister_begin(demo_twister *t, uint64_t seed) {
     const uint32_t key[] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     uint32_t *w = t->word, i = 1, n = DEMO_MT_WORDS, keys = key[1] ? 2 : 1;
@@ -43,6 +43,7 @@ static inline void demo_twister_begin(demo_twister *t, uint64_t seed) {
     t->at = DEMO_MT_WORDS;
 }
 
+/* Returns the next 32-bit output of MT19937. */
 static inline uint32_t demo_twister_word(demo_twister *t) {
     if (t->at == DEMO_MT_WORDS) {
         for (int i = 0; i < DEMO_MT_WORDS; i++) {
@@ -67,7 +68,8 @@ static inline double demo_twister_number(demo_twister *t) {
 
 /* ---- choosing the records ---- */
 
-/* Reads "0.1,0.9" into `count` running sums. Returns 0, or -1 with the error set. */
+/* Reads weights such as "0.1,0.9" into `count` running sums. Returns 0, or -1 with the error
+   set. */
 static inline int demo_mix_weights(double *ends, int64_t count, const char *text,
                                    demo_error *error) {
     int64_t found = 0;
@@ -94,8 +96,9 @@ static inline int demo_mix_weights(double *ends, int64_t count, const char *text
     return 0;
 }
 
-/* Draws sets until there are `limit` records or the drawn set has none left. Returns the index
-   of each record's set, in order, as an stb_ds array. there (sets): records of each set. */
+/* Draws the set of each record until there are `limit` records or the drawn set has none left.
+   Returns the indices of the sets, in order, as an stb_ds array. there (sets): the number of
+   records of each set. */
 static inline int32_t *demo_mix_drawn(const int64_t *there, int64_t sets, const double *ends,
                                       int64_t seed, int64_t limit) {
     int64_t *used = (int64_t *)demo_alloc(sets, sizeof *used);
@@ -113,6 +116,8 @@ static inline int32_t *demo_mix_drawn(const int64_t *there, int64_t sets, const 
     return order;
 }
 
+/* Without weights: takes the same fraction of every set, `limit` records in all, one set after
+   another. */
 static inline int32_t *demo_mix_shared(const int64_t *there, int64_t sets, int64_t limit) {
     int64_t all = 0, past = 0;
     int32_t *order = NULL;
@@ -170,7 +175,7 @@ static inline void demo_folder_names(char ***paths, const char *folder,
               demo_path_order);
 }
 
-/* train.jsonl, train-00000-of-00002.json */
+/* Is it a file of the train split, such as train.jsonl or train-00000-of-00002.json? */
 static inline bool demo_is_train_name(const char *name) {
     return demo_data_name(name) && !strncmp(name, "train", 5) && !demo_is_letter(name[5]);
 }
@@ -198,7 +203,8 @@ static inline char **demo_folder_files(const char *folder) {
     return paths;
 }
 
-/* The files of FILE, FOLDER or json@FOLDER: an stb_ds array of one or more. NULL: error set. */
+/* Returns the files of FILE, FOLDER or json@FOLDER as an stb_ds array; NULL: the error is
+   set. */
 static inline char **demo_set_files(const char *name, demo_error *error) {
     const char *at = strchr(name, '@');
     char **paths = NULL;

@@ -5,21 +5,23 @@
  * A document is BOS prompt response EOS; the response and EOS are supervised. Pairs, a .jsonl
  * line each:
  *
- *   text        {"prompt": "...", "chosen": "...", "rejected": "..."}    with prompt_key
- *   texts       {"chosen": "...", "rejected": "..."}                     without: the prompt is what both begin with,
- *                                                                        demo_common_prompt says how much of it
+ *   text        {"prompt": "...", "chosen": "...", "rejected": "..."}
+ *               with prompt_key
+ *   texts       {"chosen": "...", "rejected": "..."}
+ *               without prompt_key: the prompt is what both begin with (demo_common_prompt)
  *   ids         {"prompt_ids": [..], "chosen_ids": [..], "rejected_ids": [..]}
- *   whole ids   {"chosen_input_ids": [..], "chosen_labels": [..], "rejected_input_ids": [..], "rejected_labels": [..]}
+ *   whole ids   {"chosen_input_ids": [..], "chosen_labels": [..],
+ *                "rejected_input_ids": [..], "rejected_labels": [..]}
  *
  * and any of them with "margin": 0.5. Labelled responses, a line each:
  *
- *   text        {"input": "...", "output": "...", "label": true}         or false, 1, 0, "1", "0"
+ *   text        {"input": "...", "output": "...", "label": true}
+ *               the label may also be false, 1, 0, "1" or "0"
  *   ids         {"input_ids": [..], "labels": [..], "label": true}
  *
  * Ids are used unchanged: neither BOS nor EOS is added. A label is the token's id, or -100 for
- * the tokens of the prompt; "loss_mask" may replace "labels". Tokens at the left and the right
- * whose "attention_mask" is 0 (chosen_attention_mask and so on in pairs) are padding and cut
- * off, so that documents do not depend on the padding.
+ * the tokens of the prompt; "loss_mask" may replace "labels". Left and right padding, where
+ * "attention_mask" is 0 (chosen_attention_mask and so on in pairs), is removed.
  *
  * Functions return 0, or -1 with a message in error and nothing read. */
 #ifndef DEMO_PAIRS_H
@@ -28,7 +30,7 @@
 #include "data.h"
 
 typedef struct {
-    /* used: input_template, max_len, long_documents, max_samples and vocab_size */
+    /* fields in use: input_template, max_len, long_documents, max_samples and vocab_size */
     demo_data_options data;
     /* NULL: chosen and rejected hold the prompt, and input_template is not used */
     const char *prompt_key;
@@ -49,20 +51,20 @@ typedef struct {
     /* chosen equals rejected: the gradient is 0 in most objectives; evaluations leave such
        pairs out */
     int64_t identical;
-    int64_t two_prompts;    /* whole ids whose chosen and rejected have different prompts */
-    int64_t without_margin; /* margins are to be read but missing; they are 0 */
+    int64_t two_prompts;    /* chosen and rejected have different prompts: whole ids only */
+    int64_t without_margin; /* the margin is missing and taken as 0 */
 } demo_pair_counts;
 
 typedef struct {
     demo_pair *pairs;      /* stb_ds array */
-    demo_token_file *file; /* the file that the documents point into; NULL: they own memory */
+    demo_token_file *file; /* the documents point into it; NULL: they own memory */
     demo_pair_counts counts;
-    int64_t tokens, supervised_tokens; /* of both halves */
+    int64_t tokens, supervised_tokens; /* of chosen and rejected */
     bool margins;
 } demo_pair_set;
 
 typedef struct {
-    /* used: input_key, output_key (NULL: "output") and the fields that pairs use */
+    /* fields in use: input_key, output_key (NULL: "output") and those of pairs */
     demo_data_options data;
     const char *label_key; /* NULL: "label" */
 } demo_labelled_options;
@@ -70,7 +72,7 @@ typedef struct {
 typedef struct {
     demo_document document;
     int64_t prompt_tokens; /* the response begins here */
-    bool ends_in_eos;      /* it was text; if it is cut, EOS is put at the end again */
+    bool ends_in_eos;      /* made of text: truncation keeps EOS at the end */
     bool desirable;
 } demo_labelled;
 
@@ -99,7 +101,7 @@ static inline void demo_record_respond(demo_record *record, const char *response
     demo_push(&record->document, DEMO_EOS, true);
 }
 
-/* In ids, the first supervised token is the only sign of where the response begins. */
+/* Finds where the response begins in a record of ids: at the first supervised token. */
 static inline int demo_record_find_response(demo_record *record, const demo_reader *reader,
                                             const char *ids) {
     const demo_document *document = &record->document;
@@ -114,7 +116,7 @@ static inline int demo_record_find_response(demo_record *record, const demo_read
                       ids, (long long)document->tokens);
 }
 
-/* Ids and labels of a prompt and a response in one list. */
+/* Reads ids that hold prompt and response. labels or loss_mask mark the response. */
 static inline int demo_record_whole_ids(demo_record *record, const demo_reader *reader,
                                         const cJSON *json, const char *side) {
     char ids[40], labels[40], mask[40];
@@ -155,7 +157,7 @@ typedef struct {
     const demo_pair_options *how;
 } demo_pair_target;
 
-/* Finds the last line that begins with `name`; returns the offset behind the name, or 0. */
+/* Finds the last line that begins with `name`; returns the offset after the name, or 0. */
 static inline size_t demo_last_turn(const char *text, size_t length, const char *name) {
     size_t size = strlen(name), last = 0;
     for (size_t at = 0; at + size <= length; at++)
@@ -163,16 +165,16 @@ static inline size_t demo_last_turn(const char *text, size_t length, const char 
     return last;
 }
 
-/* Is this a byte of a word? Between two of them, no word ends. */
+/* Is this a byte of a word? No word ends between two such bytes. */
 static inline bool demo_in_word(char byte) {
     return (byte & 0x80) || isalnum((unsigned char)byte) || byte == '_' || byte == '\'';
 }
 
-/* Length in bytes of the prompt with which both texts begin. If the last "Assistant:" is at the
- * same place in both, the prompt ends there. Otherwise it ends at the turn in which they differ
- * or, without turns, before the first word that differs. As in TRL, a space before that word
- * belongs to the responses. If one text begins with all of the other, the last word of the
- * shorter one is its response. */
+/* Returns the length in bytes of the prompt that both texts begin with. If the last
+ * "Assistant:" is at the same offset in both, the prompt ends there. Otherwise it ends at the
+ * turn in which the texts differ or, without turns, before the first word that differs. As in
+ * TRL, a space before that word belongs to the responses. If one text is the beginning of the
+ * other, the last word of the shorter one is its response. */
 static inline size_t demo_common_prompt(const char *one, const char *other) {
     static const char *const turns[] = {"Assistant:", "Human:", "User:"};
     size_t n = 0, turn = 0, asked = 0;
@@ -204,6 +206,7 @@ static inline void demo_pair_push_prompt(demo_pair_record *pair, const char *for
     }
 }
 
+/* Reads a pair of texts. Without prompt_key, the prompt is what both texts begin with. */
 static inline int demo_pair_text(demo_pair_record *pair, const demo_reader *reader,
                                  const demo_pair_options *how, const cJSON *json) {
     const char *keys[] = {how->chosen_key ? how->chosen_key : "chosen",
@@ -229,6 +232,7 @@ static inline int demo_pair_text(demo_pair_record *pair, const demo_reader *read
     return 0;
 }
 
+/* Appends a list of ids, such as "prompt_ids", to a document. */
 static inline int demo_push_ids(demo_document *document, const demo_reader *reader,
                                 const cJSON *json, const char *key, bool supervised) {
     demo_json_list ids;
@@ -272,6 +276,7 @@ static inline int demo_pair_whole_ids(demo_pair_record *pair, const demo_reader 
                : 0;
 }
 
+/* Reads the margin, which is 0 if it is missing, null or not asked for. */
 static inline int demo_pair_margin(demo_pair_record *pair, const demo_reader *reader,
                                    const demo_pair_options *how, const cJSON *json) {
     const char *key = how->margin_key ? how->margin_key : "margin";
@@ -309,6 +314,7 @@ static inline bool demo_pair_two_prompts(const demo_pair_record *pair) {
                           pair->chosen.prompt_tokens);
 }
 
+/* Truncates chosen and rejected, counts the pair and adds it to the set. */
 static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record,
                                   const demo_data_options *options) {
     demo_pair pair = {.margin = record->margin};
@@ -329,7 +335,7 @@ static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record,
     arrput(set->pairs, pair);
 }
 
-/* If one half of a pair is too long, the pair is dropped: one half alone has no use. */
+/* Adds a record to the set. If chosen or rejected is too long, the whole pair is dropped. */
 static inline int demo_pair_take(const demo_reader *reader, const cJSON *json) {
     demo_pair_target *target = (demo_pair_target *)reader->set;
     demo_pair_record pair = {0};
@@ -359,7 +365,7 @@ static inline void demo_pairs_free(demo_pair_set *set) {
     *set = (demo_pair_set){0};
 }
 
-/* One line for people: what was read and what became of it. */
+/* One line for the log: how many pairs were read, kept, dropped and truncated. */
 static inline void demo_pairs_summary(const demo_pair_set *set, char *text, size_t size) {
     const demo_pair_counts *c = &set->counts;
     char margins[64] = "", prompts[64] = "";
@@ -377,6 +383,7 @@ static inline void demo_pairs_summary(const demo_pair_set *set, char *text, size
              (long long)c->identical, margins, prompts);
 }
 
+/* Refuses a set without a pair, or without any margin although margins are asked for. */
 static inline int demo_pairs_checked(const demo_pair_set *set, const char *paths,
                                      const char *margin_key, demo_error *error) {
     char summary[320];
@@ -393,7 +400,7 @@ static inline int demo_pairs_checked(const demo_pair_set *set, const char *paths
     return -1;
 }
 
-/* The first token of a document's response: the first supervised one. */
+/* The index of the first response token, which is the first supervised one. */
 static inline int64_t demo_response_begin(const demo_document *document) {
     int64_t t = 0;
     while (t < document->tokens && !document->loss_mask[t]) t++;
@@ -426,6 +433,7 @@ static inline void demo_pairs_take(demo_pair_set *set, const demo_token_file *f,
     arrput(set->pairs, pair);
 }
 
+/* Reads the pairs of a token file, in which chosen and rejected are neighbours. */
 static inline int demo_pairs_of_file(demo_pair_set *set, const char *path,
                                      const demo_data_options *options, demo_error *error) {
     demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_PAIRS, options, error);
@@ -444,7 +452,7 @@ static inline int demo_pairs_of_file(demo_pair_set *set, const char *path,
     return 0;
 }
 
-/* A token file, or a comma list of files, one after the other. On failure the set is empty. */
+/* Loads a token file, or a comma-separated list of files. On failure the set is empty. */
 static inline int demo_pairs_load(demo_pair_set *set, const char *paths,
                                   const demo_pair_options *how, demo_error *error) {
     demo_pair_target target = {set, how};
@@ -468,6 +476,7 @@ typedef struct {
     const demo_labelled_options *how;
 } demo_labelled_target;
 
+/* Reads the label of a response: true, 1 or "1" is desirable; false, 0 or "0" is not. */
 static inline int demo_json_label(const demo_reader *reader, const cJSON *json, const char *key,
                                   bool *desirable) {
     const cJSON *item = demo_json_key(reader, json, key, "label_key");
@@ -514,6 +523,7 @@ static inline void demo_labelled_keep(demo_labelled_set *set, demo_record *recor
     arrput(set->records, kept);
 }
 
+/* Adds a record, of token ids or of text, to the set, or drops it if it is too long. */
 static inline int demo_labelled_take(const demo_reader *reader, const cJSON *json) {
     demo_labelled_target *target = (demo_labelled_target *)reader->set;
     const char *key = target->how->label_key ? target->how->label_key : "label";
@@ -552,6 +562,7 @@ static inline void demo_labelled_summary(const demo_labelled_set *set, char *tex
         (long long)c->dropped_long, (long long)c->cut);
 }
 
+/* Reads the labelled responses of a token file. */
 static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path,
                                         const demo_data_options *options, demo_error *error) {
     demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_LABELLED, options, error);
@@ -574,7 +585,7 @@ static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path
     return 0;
 }
 
-/* A token file, or a comma list of files, one after the other. On failure the set is empty. */
+/* Loads a token file, or a comma-separated list of files. On failure the set is empty. */
 static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
                                      const demo_labelled_options *how, demo_error *error) {
     demo_labelled_target target = {set, how};
@@ -598,9 +609,9 @@ static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
 
 /* ---- the mismatched documents of KTO's KL term ---- */
 
-/* The prompt of one record with the response of another, cut to max_len as documents are (0:
- * not cut). The caller calls demo_document_free. A prompt always leaves room for a response
- * token, since otherwise its own document would not have been kept. */
+/* Joins the prompt of one record and the response of another, truncated to max_len as documents
+ * are (0: no limit). The caller calls demo_document_free. A response token always fits, since a
+ * record whose prompt leaves no room for one was dropped. */
 static inline demo_document demo_mismatched(const demo_labelled *prompt,
                                             const demo_labelled *response,
                                             const demo_data_options *options) {

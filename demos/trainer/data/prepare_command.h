@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* prepare_command.h - the command line of demos/prepare.py that makes a token file of text, for
- * a model with a tokenizer. It is shown in messages, or printed for a program to read
- * (--print_prepare). */
+/* prepare_command.h - builds the command line of demos/prepare.py that makes a token file of
+ * text, for a model with a tokenizer. Messages show it, and --print_prepare prints it for other
+ * programs. */
 #ifndef DEMO_PREPARE_COMMAND_H
 #define DEMO_PREPARE_COMMAND_H
 
@@ -42,7 +42,8 @@ static void demo_command_free(demo_command *line) {
     arrfree(line->words);
 }
 
-/* Adds an option that the user gave the trainer, by its name in prepare.py. */
+/* Adds an option if the user gave it. here, there: its names in the trainer and in
+   prepare.py. */
 static void demo_command_typed(demo_command *line, const char *here, const char *there) {
     const char *text = line->job->parsed ? demo_options_text(line->job->parsed, here) : NULL;
     bool flag = text && demo_type_of(demo_known_find(here)->kind) == DEMO_FLAG;
@@ -56,8 +57,8 @@ static bool demo_command_on(const demo_command *line, const char *name) {
     return text && demo_truth(text) == 1;
 }
 
-/* By kind of token file: options that prepare.py has by the same name. Both have the same
-   defaults, so only options that the user gave are passed on. */
+/* By kind of token file: options that have the same name and default in prepare.py. Only those
+   that the user gave are passed on. */
 static const char *const demo_shared_options[] = {
     "",
     "input_key output_key pretrain_mode input_template",
@@ -66,9 +67,9 @@ static const char *const demo_shared_options[] = {
     "input_key label_key input_template",
     "input_key label_key placeholder_token reward_tokens"};
 
-/* Adds the options that decide how a record becomes a document. Without them prepare.py would
-   make other documents than these options ask for. learns_more: the set is --pretrain_data,
-   whose texts have no prompt. */
+/* Adds the options that decide how a record becomes a document, so that prepare.py makes the
+   documents that the user asked the trainer for. learns_more: the set is --pretrain_data, whose
+   texts have no prompt. */
 static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_more) {
     const demo_config *c = &line->job->config;
     char name[32];
@@ -100,7 +101,7 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
         demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
 }
 
-/* Are these prompts of --prompt_data (PPO)? Otherwise they are of --dataset. */
+/* Does --prompt_data (PPO) name these prompts? Otherwise --dataset does. */
 static bool demo_prompts_option(const demo_job *job, uint32_t kind) {
     return kind == DEMO_TOKENS_PROMPTS && !job->objective->generates;
 }
@@ -119,7 +120,7 @@ static void demo_command_records(demo_command *line, const char *paths, uint32_t
     demo_command_typed(line, "max_samples", "max_samples");
 }
 
-/* All words behind prepare.py. */
+/* The arguments of prepare.py. */
 static demo_command demo_prepare_words(const demo_job *job, const char *paths, uint32_t kind) {
     demo_command line = {NULL, job};
     const demo_config *c = &job->config;
@@ -143,9 +144,9 @@ static demo_command demo_prepare_words(const demo_job *job, const char *paths, u
 
 enum { DEMO_COMMAND_SAID = 4096 }; /* bytes that fit into an error message */
 
-/* The command line that makes a token file of this text, valid until the next call. NULL: the
-   model has no tokenizer, so a byte is a token. A command that is too long is described in
-   place of being cut, since half a command is useless. */
+/* Returns the command line that makes a token file of this text, valid until the next call.
+   NULL: the model has no tokenizer, so a byte is a token. A command too long for a message is
+   described instead, since a truncated command is useless. */
 static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
     static char *text;
     if (!demo_folder_has_tokenizer(job->config.pretrain)) return NULL;
@@ -163,10 +164,10 @@ static const char *demo_prepare_command(const demo_job *job, const char *paths, 
     return text;
 }
 
-/* ---- for a program to read ---- */
+/* ---- --print_prepare ---- */
 
-/* Do the first records hold token ids, not text? The key is found with its closing quote:
-   within a text, a quote has a backslash before it. */
+/* Do the first records hold token ids, not text? The search includes the closing quote of the
+   key, which JSON would escape inside a text. */
 static bool demo_begins_with_ids(const char *paths) {
     static char bytes[1 << 16];
     char path[DEMO_PATH_LIMIT + 1];
@@ -178,6 +179,7 @@ static bool demo_begins_with_ids(const char *paths) {
     return strstr(bytes, "input_ids\"") || strstr(bytes, "\"chosen_ids\"");
 }
 
+/* Prints the arguments of prepare.py for a data set of text, as one line of JSON. */
 static void demo_prepare_print(const demo_job *job, const char *option, const char *paths,
                                uint32_t kind) {
     if (!paths || demo_is_token_file(paths) || demo_begins_with_ids(paths)) return;

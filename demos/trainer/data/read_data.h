@@ -8,9 +8,7 @@
 #include "dataset.h"
 #include "trainer/base/files.h"
 
-/* ---- lines and files ---- */
-
-/* Bytes of the character that text begins with; 0: it is no UTF-8. */
+/* Returns the bytes of the first character of text; 0: it is not UTF-8. */
 static inline size_t demo_utf8_bytes(const unsigned char *text, size_t left) {
     unsigned char first = *text;
     size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
@@ -35,6 +33,7 @@ static inline int demo_utf8_only(const demo_reader *reader, const char *bytes, s
     return 0;
 }
 
+/* Splits plain text into documents of max_len tokens, for --pretrain_mode. */
 static inline int demo_dataset_take_stream(const demo_reader *reader, const char *bytes,
                                            size_t size) {
     const demo_data_options *options = reader->options;
@@ -59,8 +58,8 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
     return 0;
 }
 
-/* Does the JSON hold a zero character? cJSON returns zero-terminated text, which it would cut.
-   */
+/* Does the JSON hold a zero character? It would end the text early, since texts of cJSON are
+   zero-terminated. */
 static inline bool demo_has_zero(const char *line, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (!line[i]) return true;
@@ -81,7 +80,7 @@ static inline int demo_take_record(const demo_reader *reader, const cJSON *json)
     return reader->take(reader, json);
 }
 
-/* Parses UTF-8 that is one JSON value and nothing else. NULL: the error is set and says what is
+/* Parses UTF-8 text that is exactly one JSON value. NULL: the error is set and says what is
    wanted. */
 static inline cJSON *demo_json_parse(const demo_reader *reader, const char *text, size_t size,
                                      const char *wanted) {
@@ -131,6 +130,7 @@ static inline bool demo_is_list(const char *bytes) {
     return *bytes == '{' || *bytes == ']';
 }
 
+/* Reads one record per line and skips empty lines, until max_samples records are read. */
 static inline int demo_read_jsonl(demo_reader *reader, const char *bytes, size_t size) {
     const char *end = bytes + size;
     int64_t before = *reader->read;
@@ -152,7 +152,8 @@ static inline bool demo_ends_with(const char *text, const char *ending) {
     return a >= b && !strcmp(text + a - b, ending);
 }
 
-/* Unpacks a gzip file of one or more members, zero-terminated; NULL with the reason in *why. */
+/* Decompresses a gzip file of one or more members into zero-terminated bytes; NULL with the
+   reason in *why. */
 static inline char *demo_unzipped(const char *bytes, size_t size, size_t *whole,
                                   const char **why) {
     z_stream z = {.next_in = (unsigned char *)bytes};
@@ -196,8 +197,8 @@ static inline bool demo_is_jsonl(const char *path) {
     return is;
 }
 
-/* The bytes of reader->path, zero-terminated; *mark is the length of the byte order mark. NULL:
-   the error is set. */
+/* Reads reader->path into zero-terminated bytes. stream: it is a .txt. *mark: the length of the
+   byte order mark. NULL: the error is set. */
 static inline char *demo_dataset_bytes(demo_reader *reader, bool stream, size_t *mark,
                                        size_t *size) {
     const char *why;
@@ -234,7 +235,7 @@ static inline int demo_read_dataset_file(demo_reader *reader) {
     return failed;
 }
 
-/* Refuses a token file in a comma list of several files. */
+/* Refuses a token file in a comma-separated list of several files. */
 static inline int demo_token_file_among(const char *paths, demo_error *error) {
     char one[4352];
     for (const char *at = paths; at && strchr(paths, ',');

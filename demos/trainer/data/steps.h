@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* steps.h - data of process reward models: texts with a placeholder token behind every step,
- * and a label for each placeholder, which says how good the step is. A .jsonl line each:
+/* steps.h - data of process reward models: texts with a placeholder token after every step,
+ * and a label for each placeholder, which rates the step. A .jsonl line each:
  *
- *   text   {"input": "1 + 1 = 2 * so 3 *", "label": ["+", "-"]}   a label for each placeholder, in their order
- *   ids    {"input_ids": [..], "labels": [..]}                    labels[t]: the id that token t is to predict, or -100
+ *   text   {"input": "1 + 1 = 2 * so 3 *", "label": ["+", "-"]}
+ *          a label for each placeholder, in their order
+ *   ids    {"input_ids": [..], "labels": [..]}
+ *          labels[t]: the id to predict at token t, or -100
  *
- * A label is a token, which must be one of the marks (--reward_tokens) if these are given. Or
- * it is a number from 0 to 1, the probability of the first of two marks (true and false are 1
- * and 0). A label belongs to the position of its placeholder; it is not shifted. Neither BOS
- * nor EOS is added to a text. A text that is too long loses its end, and the labels there.
+ * A hard label is a token; if reward tokens are given (--reward_tokens, "marks" in the code),
+ * it must be one of them. A soft label is a number from 0 to 1: the probability of the first of
+ * two reward tokens (true and false are 1 and 0). A label is at the index of its placeholder,
+ * not shifted. Neither BOS nor EOS is added to a text. A text that is too long is truncated,
+ * with its labels.
  *
  * Functions return 0, or -1 with one sentence in error and nothing read. */
 #ifndef DEMO_STEPS_H
@@ -16,14 +19,14 @@
 
 #include "data.h"
 
-/* The tokens that a label may be; count 0: all of the vocabulary. */
+/* The reward tokens, one of which a label must be; count 0: any token. */
 typedef struct {
     int32_t ids[SEQPAR_MAX_CHOICES];
     int64_t count;
 } demo_marks;
 
 typedef struct {
-    demo_data_options data; /* used: input_key, max_len, long_documents, max_samples */
+    demo_data_options data; /* fields in use: input_key, max_len, long_documents, max_samples */
     const char *label_key;
     int32_t placeholder;
     demo_marks marks;
@@ -34,7 +37,7 @@ typedef struct {
     const demo_step_options *how;
 } demo_step_target;
 
-/* The index of a token among the marks; -1: it is none of them. */
+/* The index of a token among the reward tokens; -1: it is none of them. */
 static inline int64_t demo_mark_of(const demo_marks *marks, int32_t id) {
     for (int64_t i = 0; i < marks->count; i++)
         if (marks->ids[i] == id) return i;
@@ -45,7 +48,8 @@ static inline bool demo_same_marks(const demo_marks *a, const demo_marks *b) {
     return a->count == b->count && !memcmp(a->ids, b->ids, (size_t)a->count * sizeof *a->ids);
 }
 
-/* The id of a token that an option names, where a byte is a token. */
+/* Sets *id to the token that an option names, for models without a tokenizer, where a byte is a
+   token. */
 static inline int demo_byte_token(const char *option, const char *text, size_t length,
                                   int32_t *id, demo_error *error) {
     if (length != 1)
@@ -57,7 +61,7 @@ static inline int demo_byte_token(const char *option, const char *text, size_t l
     return 0;
 }
 
-/* Reads marks with blanks between them; text NULL: there are none. */
+/* Reads reward tokens separated by blanks; text NULL: there are none. */
 static inline int demo_byte_marks(const char *text, demo_marks *marks, demo_error *error) {
     marks->count = 0;
     for (const char *at = text ? text : ""; *(at += strspn(at, " ")); at += strcspn(at, " ")) {
@@ -86,6 +90,7 @@ static inline void demo_push_step(demo_document *d, int32_t id, int32_t target, 
     d->tokens++;
 }
 
+/* Reads a soft label: the probability of the first of two reward tokens. */
 static inline int demo_step_number(const demo_reader *reader, const cJSON *item, int64_t k,
                                    const demo_step_options *how, int32_t *target,
                                    float *share) {
@@ -104,6 +109,7 @@ static inline int demo_step_number(const demo_reader *reader, const cJSON *item,
     return 0;
 }
 
+/* Reads the label of placeholder k: a soft label, or a hard label of one byte. */
 static inline int demo_step_label(const demo_reader *reader, const cJSON *item, int64_t k,
                                   const demo_step_options *how, int32_t *target, float *share) {
     if (cJSON_IsNumber(item) || cJSON_IsBool(item))
@@ -152,7 +158,7 @@ static inline int demo_steps_text(demo_document *d, const demo_reader *reader,
     if (!cJSON_IsArray(labels))
         return demo_wrong(reader, "\"%s\" is %s, but a list is needed, a label for each step",
                           how->label_key, demo_json_type(labels));
-    if (!*text) return 0; /* is left out */
+    if (!*text) return 0; /* an empty document is dropped later */
     for (const char *at = text; *at; at++) steps += (unsigned char)*at == how->placeholder;
     if (demo_steps_counted(reader, labels, steps, how)) return -1;
     const cJSON *label = labels->child;
@@ -168,6 +174,7 @@ static inline int demo_steps_text(demo_document *d, const demo_reader *reader,
     return 0;
 }
 
+/* Reads labels[t] of a record of ids: the token to predict at t, or -100. */
 static inline int demo_steps_id(const demo_reader *reader, const demo_json_tokens *tokens,
                                 const cJSON *item, int64_t t, const demo_step_options *how,
                                 int32_t *target) {
@@ -239,7 +246,7 @@ static inline int demo_steps_read(demo_dataset *set, const char *paths,
     return demo_read_dataset(&reader, paths);
 }
 
-/* A token file, or a comma list of files, one after the other. On failure the set is empty. */
+/* Loads a token file, or a comma-separated list of files. On failure the set is empty. */
 static inline int demo_steps_load(demo_dataset *set, const char *paths,
                                   const demo_step_options *how, demo_error *error) {
     char summary[256];
@@ -254,7 +261,7 @@ static inline int demo_steps_load(demo_dataset *set, const char *paths,
     return failed ? -1 : 0;
 }
 
-/* The marks that a token file was made for. */
+/* The reward tokens that a token file was made for. */
 static inline demo_marks demo_token_marks(const demo_token_file *f) {
     demo_marks marks = {{0}, (int64_t)(demo_token_size(f, DEMO_CHOICES) / 4)};
     memcpy(marks.ids, demo_token_bytes(f, DEMO_CHOICES), (size_t)marks.count * 4);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* token_file.h - token files: documents as ids, which demos/prepare.py makes of text with a
- * model's own tokenizer. They are mapped into memory and used in place.
+/* token_file.h - token files: tokenized documents, which demos/prepare.py makes with a model's
+ * own tokenizer. They are memory-mapped and used in place.
  *
  * The format, version 1, all numbers little-endian:
  *
@@ -11,36 +11,42 @@
  *        24   u32       kind: 1 sft, 2 pairs, 3 labelled, 4 prompts, 5 steps
  *        28   u32       sections
  *        32   i32 x 3   ids of BOS, EOS and PAD; -1: none
- *        44   i32       words: all ids are below it
+ *        44   i32       words: vocabulary size of the tokenizer; all ids are below it
  *        48   u64       documents
  *        56   u64       tokens
- *        64   u64, u32  bytes and crc32 of the tokenizer.json that the ids are of
+ *        64   u64, u32  bytes and crc32 of the tokenizer.json that made the ids
  *        76             zeros
- *        96   the table, 32 bytes a section: u32 name, u32 crc32 of its bytes, u64 where it begins, u64 its bytes, u64 0
+ *        96             the table, 32 bytes a section: u32 name, u32 crc32 of its bytes,
+ *                       u64 its first byte, u64 its bytes, u64 0
  *
- * Behind it lie the sections, by rising name, each at the next multiple of 64, with zeros in
- * between; the file ends with the last of them:
+ * The sections follow the table in ascending order of their names. Each begins at a multiple of
+ * 64, after zeros as padding; the file ends with the last section:
  *
- *   1  offsets         u64 x (documents + 1): the tokens of document i are offsets[i] .. offsets[i + 1]; none is empty
+ *   1  offsets         u64 x (documents + 1): the tokens of document i are offsets[i] ..
+ *                      offsets[i + 1]; no document is empty
  *   2  ids             i32 x tokens
- *   3  loss mask       u8 x tokens: 1 is learnt, 0 is not; it is not shifted, and a document's first token has 0
- *   4  stops           i32 each: ids that end a text which is sampled, EOS first
+ *   3  loss mask       u8 x tokens: 1 is supervised, 0 is not; it is not shifted, so a
+ *                      document's first token has 0
+ *   4  stops           i32 each: ids that end a generated text, EOS first
  *   5  word offsets    u64 x (words + 1)
- *   6  words           the bytes that each id stands for; special ones are their own text, ids without a token are empty
+ *   6  words           the bytes of each id: a special token has its name, an id without a
+ *                      token has none
  *   7  flags           u8 x words: 1 is special
- *   8  about           JSON: {"options": {..}, "counts": {"read": n, ..}, "summary": ".."} of prepare.py
- *   9  margins         pairs: f64 x (documents / 2), NaN: none. Chosen and rejected are neighbours, in that order
+ *   8  about           JSON of prepare.py:
+ *                      {"options": {..}, "counts": {"read": n, ..}, "summary": ".."}
+ *   9  margins         pairs: f64 x (documents / 2), NaN: none; documents 2 i and 2 i + 1 are
+ *                      chosen and rejected of pair i
  *  10  labels          labelled: u8 x documents, 1: desirable
  *  11  prompt offsets  prompts: u64 x (documents + 1)
- *  12  prompts         prompts: UTF-8, as the model is given them
+ *  12  prompts         prompts: UTF-8, as the model gets them
  *  13  answer offsets  prompts: u64 x (documents + 1)
- *  14  answers         prompts: UTF-8, the right answers; empty where there are none
- *  15  targets         steps: i32 x tokens: the id to predict at this token, not the
- *                      next token; -100 where the loss mask is 0; a first token's mask may be
- *                      1 here
- *  16  shares          steps: f32 x tokens, 0 to 1: the probability of the target; the rest is
- *                      that of the other one of two choices
- *  17  choices         steps: i32 x 2 to 16: the tokens that targets are among; none: all words
+ *  14  answers         prompts: UTF-8, the right answers; empty if there are none
+ *  15  targets         steps: i32 x tokens: the id to predict at this token, not the next
+ *                      token; -100 where the loss mask is 0; a first token's mask may be 1 here
+ *  16  shares          steps: f32 x tokens, 0 to 1: the probability of the target; the other
+ *                      one of two choices has the rest
+ *  17  choices         steps: i32 x 2 to 16: the reward tokens, one of which each target is;
+ *                      none: any token
  *
  * Functions return 0, or -1 with one sentence in error. Needs zlib. */
 #ifndef DEMO_TOKEN_FILE_H
@@ -109,22 +115,22 @@ typedef struct {
     const unsigned char *map;
     size_t size;
     const demo_token_head *head;
-    const demo_token_section *section[DEMO_SECTIONS + 1]; /* by name; NULL: not there */
+    const demo_token_section *section[DEMO_SECTIONS + 1]; /* by name; NULL: missing */
     int64_t documents, longest, stop_count;
     const uint64_t *offsets, *word_offsets;
     const int32_t *ids, *stops, *targets, *choices;
     const uint8_t *mask, *flags, *labels;
     const double *margins;
     const float *shares;
-    int32_t largest; /* of all ids */
+    int32_t largest; /* the largest id of the documents */
     cJSON *about;
-    int opened; /* descriptor + 1 */
+    int opened; /* file descriptor + 1; 0: none */
     struct timespec written;
 } demo_token_file;
 
 static const char *const demo_token_kinds[] = {"none",     "sft",     "pairs",
                                                "labelled", "prompts", "steps"};
-/* By kind: the programs that read it. */
+/* By kind: the programs that read it, for messages. */
 static const char *const demo_token_readers[] = {"",
                                                  "train_sft, train_kd and --pretrain_data",
                                                  "train_dpo and train_rm",
@@ -132,7 +138,7 @@ static const char *const demo_token_readers[] = {"",
                                                  "train_ppo and generate",
                                                  "train_prm"};
 
-/* One call of zlib takes less than 4 GiB, so this makes several. */
+/* One call of zlib takes less than 4 GiB, so a larger section takes several calls. */
 static inline uint32_t demo_crc32(uint32_t crc, const unsigned char *bytes, uint64_t count) {
     for (uint64_t done = 0, part; done < count; done += part) {
         part = count - done < 1 << 30 ? count - done : 1 << 30;
@@ -174,18 +180,20 @@ __attribute__((format(printf, 2, 3))) static inline int demo_token_wrong(
 
 static const char demo_token_again[] = "make it again by demos/prepare.py";
 
-/* ---- a file that is cut while it is mapped: reading behind its new end is SIGBUS ---- */
+/* ---- a mapped file that is truncated: reading beyond its new end raises SIGBUS ---- */
 
 #ifndef DEMO_TOKEN_MAPS
 #define DEMO_TOKEN_MAPS 8
 #endif
 static struct {
-    const unsigned char *begin; /* NULL: free */
+    const unsigned char *begin; /* NULL: this entry is unused */
     size_t size;
-    char sentence[1400]; /* made beforehand: a handler may not format */
+    char sentence[1400]; /* formatted beforehand, since a signal handler may not format */
 } demo_token_maps[DEMO_TOKEN_MAPS];
-static struct sigaction demo_token_bus; /* the handler before ours */
+static struct sigaction demo_token_bus; /* the previous handler */
 
+/* SIGBUS handler: if the address is in a mapped token file, prints the sentence of that file
+   and exits. */
 static inline void demo_token_cut(int number, siginfo_t *about, void *context) {
     const unsigned char *at = (const unsigned char *)about->si_addr;
     (void)context;
@@ -197,10 +205,12 @@ static inline void demo_token_cut(int number, siginfo_t *about, void *context) {
         if (write(2, text, strlen(text)) < 0) _exit(1);
         _exit(1);
     }
-    /* not one of our maps: the access faults again, and the handler before ours gets it */
+    /* not a token file: restores the previous handler, which gets the repeated fault */
     sigaction(number, &demo_token_bus, NULL);
 }
 
+/* Registers a mapped file with the SIGBUS handler. If all DEMO_TOKEN_MAPS entries are in use,
+   the file is not watched. */
 static inline void demo_token_watch(const demo_token_file *f, const char *path) {
     struct sigaction action, before;
     char shown[1024];
@@ -227,6 +237,8 @@ static inline void demo_token_unwatch(const demo_token_file *f) {
 
 /* ---- the map ---- */
 
+/* Maps the file, and stores its size and modification time, by which later changes are
+   found. */
 static inline int demo_token_map(const demo_token_reader *r) {
     struct stat about = {0};
     int file = open(r->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -254,8 +266,8 @@ static inline void demo_token_file_close(demo_token_file *file) {
     memset(file, 0, sizeof *file);
 }
 
-/* Was the mapped file written to? Then tokens would be trained on that were not checked. If
-   another file replaces it under its name, the mapped one does not change. */
+/* Was the mapped file written to? Its new tokens would not be checked. If another file replaces
+   it under its name, the mapping keeps the old contents. */
 static inline bool demo_token_file_changed(const demo_token_file *f) {
     struct stat now;
     return f && f->opened && !fstat(f->opened - 1, &now) &&
@@ -263,8 +275,9 @@ static inline bool demo_token_file_changed(const demo_token_file *f) {
             now.st_mtim.tv_nsec != f->written.tv_nsec);
 }
 
-/* ---- the head and the table ---- */
+/* ---- the header and the table ---- */
 
+/* Checks magic, version and size of the file, and the checksum of header and table. */
 static inline int demo_token_head_checked(const demo_token_reader *r) {
     const demo_token_file *f = r->file;
     if (f->size < sizeof *f->head || memcmp(f->map, demo_token_magic, 8))
@@ -289,7 +302,7 @@ static inline int demo_token_head_checked(const demo_token_reader *r) {
     return 0;
 }
 
-/* Refuses numbers in the head that are impossible. */
+/* Refuses impossible numbers in the header. */
 static inline int demo_token_numbers_checked(const demo_token_reader *r) {
     const demo_token_head *h = r->file->head;
     int32_t least = h->bos < h->pad ? h->bos : h->pad, most = h->bos > h->pad ? h->bos : h->pad;
@@ -314,8 +327,8 @@ static inline bool demo_all_zero(const unsigned char *bytes, uint64_t count) {
     return true;
 }
 
-/* Checks that each section begins where the one before ends, and that all are inside the file.
-   */
+/* Checks that each section begins where the one before ends, aligned, and that all are inside
+   the file. */
 static inline int demo_token_table_checked(const demo_token_reader *r) {
     demo_token_file *f = r->file;
     const demo_token_section *table = (const demo_token_section *)(f->head + 1);
@@ -349,7 +362,7 @@ static inline int demo_token_table_checked(const demo_token_reader *r) {
                                   (unsigned long long)(f->size - end), demo_token_again);
 }
 
-/* Bytes that a section must have; UINT64_MAX: any number. */
+/* The size that a section must have, in bytes; UINT64_MAX: any size. */
 static inline uint64_t demo_token_section_bytes(const demo_token_head *h, int name) {
     switch (name) {
     case DEMO_OFFSETS:
@@ -374,6 +387,8 @@ static inline bool demo_token_section_needed(uint32_t kind, int name) {
            (name >= DEMO_TARGETS && kind == DEMO_TOKENS_STEPS);
 }
 
+/* Checks that the file has exactly the sections of its kind, with the right sizes and
+   checksums. */
 static inline int demo_token_sections_checked(const demo_token_reader *r) {
     const demo_token_file *f = r->file;
     for (int name = 1; name <= DEMO_SECTIONS; name++) {
@@ -395,7 +410,7 @@ static inline int demo_token_sections_checked(const demo_token_reader *r) {
     return 0;
 }
 
-/* ---- what is in the sections ---- */
+/* ---- contents of the sections ---- */
 
 static inline const void *demo_token_bytes(const demo_token_file *f, int name) {
     return f->section[name] ? f->map + f->section[name]->begin : NULL;
@@ -435,7 +450,8 @@ static inline int demo_token_offsets_checked(const demo_token_reader *r) {
                : 0;
 }
 
-/* The largest of these ids; below 0 counts as beyond all words. */
+/* The largest of these ids. A negative id counts as larger than all others, so that callers
+   refuse it. */
 static inline uint32_t demo_token_largest(const int32_t *ids, uint64_t count) {
     uint32_t largest = 0;
     for (uint64_t t = 0; t < count; t++)
@@ -443,6 +459,7 @@ static inline uint32_t demo_token_largest(const int32_t *ids, uint64_t count) {
     return largest;
 }
 
+/* Checks that stop tokens and ids are in the vocabulary. */
 static inline int demo_token_ids_checked(const demo_token_reader *r) {
     demo_token_file *f = r->file;
     const demo_token_head *h = f->head;
@@ -461,6 +478,7 @@ static inline int demo_token_ids_checked(const demo_token_reader *r) {
                             h->words, demo_token_again);
 }
 
+/* Checks the loss mask, and finds the longest document. */
 static inline int demo_token_masks_checked(const demo_token_reader *r) {
     demo_token_file *f = r->file;
     uint8_t all = 0;
@@ -495,7 +513,8 @@ static inline int demo_token_choices_checked(const demo_token_reader *r) {
     return 0;
 }
 
-/* Is the target one of the choices? Its share must be 1, unless there are two choices. */
+/* Is the target of token t valid? It must be one of the choices, with a share of 1 unless there
+   are two choices. If the loss mask is 0, it must be SEQPAR_IGNORE with a share of 0. */
 static inline bool demo_token_target_right(const demo_token_file *f, uint64_t t) {
     uint64_t count = demo_token_size(f, DEMO_CHOICES) / 4, i = 0;
     int32_t target = f->targets[t];
@@ -594,14 +613,14 @@ static inline demo_slice demo_token_slice(const demo_token_file *f, int offsets,
                         (size_t)(at[i + 1] - at[i])};
 }
 
-/* What an id stands for in a text: nothing if it is special, or none of the words (a model
-   may have more rows than its tokenizer has tokens). */
+/* The bytes of an id in a text. They are empty for a special token, and for an id outside of
+   the tokenizer's vocabulary (a model may have more rows than its tokenizer has tokens). */
 static inline demo_slice demo_token_word(const demo_token_file *f, int32_t id) {
     if (id < 0 || id >= f->head->words || f->flags[id]) return (demo_slice){NULL, 0};
     return demo_token_slice(f, DEMO_WORD_OFFSETS, DEMO_WORDS, id);
 }
 
-/* A number of "counts" in the section "about"; 0 if it is missing. */
+/* A number in "counts" of section "about"; 0 if it is missing. */
 static inline int64_t demo_token_count(const demo_token_file *f, const char *key) {
     const cJSON *counts = cJSON_GetObjectItemCaseSensitive(f->about, "counts");
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(counts, key);
@@ -609,7 +628,8 @@ static inline int64_t demo_token_count(const demo_token_file *f, const char *key
                                                                   : 0;
 }
 
-/* Identifies a tokenizer.json: compares two token files, or a file with a model's folder. */
+/* Identifies a tokenizer.json, to compare the tokenizers of two token files, or of a token file
+   and a model folder. */
 typedef struct {
     uint64_t bytes;
     uint32_t crc;

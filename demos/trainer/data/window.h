@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* window.h - documents of a step or of an evaluation, packed into rows of micro-batches; numbers of
- * their units, and seeds of their tokens. */
+/* window.h - packs a window of documents, those of a step or of a part of an evaluation, into
+ * rows of micro-batches, and handles the values and gradient seeds of their tokens. */
 #ifndef DEMO_WINDOW_H
 #define DEMO_WINDOW_H
 #include "trainer/run/job_open.h"
 
 /* ---- rows of a step ---- */
 
-/* Documents of step `step`, as indices in the set, the same on all ranks. The whole set is
-   shuffled once an epoch, not once a step. */
+/* Returns the documents of a step, as indices into the set, the same on all ranks. The set is
+   shuffled once an epoch. */
 static int64_t *demo_step_documents(demo_rank *r, int64_t step) {
     const demo_job *job = r->job;
     int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch;
@@ -26,8 +26,8 @@ static int64_t *demo_step_documents(demo_rank *r, int64_t step) {
     return which;
 }
 
-/* An evaluation takes its documents in file order, four steps' worth at a time; a single
-   unit left over joins those before it. */
+/* An evaluation takes its documents in file order, in windows of four batches. If one unit is
+   left over, it joins the last window. */
 static int64_t demo_eval_most(const demo_job *job) {
     return job->config.train_batch_size * 4 * job->objective->documents_per_unit;
 }
@@ -80,8 +80,8 @@ static seqpar_llama_batch_desc demo_batch_desc(const demo_job *job) {
     return run;
 }
 
-/* The same for a pass that may train. If it trains (micro >= 0), attention has the dropout of
-   config.json, as in torch's training mode. */
+/* The same with the attention dropout of config.json in a training pass (micro >= 0), as in
+   torch's training mode. */
 static seqpar_llama_batch_desc demo_batch_desc_of(const demo_rank *r, int64_t micro) {
     seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     run.dropout = micro >= 0;
@@ -92,7 +92,7 @@ static seqpar_llama_batch_desc demo_batch_desc_of(const demo_rank *r, int64_t mi
 
 /* ---- a window of documents ---- */
 
-/* Packs the documents of `which`, in which the documents of a unit are adjacent. */
+/* Packs the documents of w->which, in which the documents of a unit are adjacent. */
 static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit,
                                       int keep_masked) {
     int64_t count = arrlen(w->which);
@@ -123,7 +123,7 @@ static void demo_window_close(demo_window *w) {
 typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t first,
                                       int64_t count, int64_t micro);
 
-/* Runs `rows` on all rows of a window, without gradients, about `micro` at a time. Every
+/* Runs `rows` on all rows of a window, without gradients, about `micro` rows at a time. Every
    data-parallel rank makes the same number of calls, some perhaps without rows, since all ranks
    take part in gathering sharded weights. */
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
@@ -141,13 +141,13 @@ static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_
     return status;
 }
 
-/* The type of a token's value (log-prob or score), and of its seed. */
+/* The dtype of a token's value (log-prob or score), and of its gradient seed. */
 __attribute__((unused)) static int demo_value_dtype(const demo_rank *r,
                                                     const seqpar_llama *model) {
     return model->config.score ? r->device->storage : r->device->accumulator;
 }
 
-/* Seeds of the local tokens on the device. */
+/* Gradient seeds of the tokens of this rank, on the device. */
 typedef struct {
     seqpar_buffer part[3];
 } demo_seeds;
@@ -169,8 +169,8 @@ static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
     for (int i = 0; i < 3; i++) seqpar_buffer_free(&r->ctx, &seeds->part[i]);
 }
 
-/* For objectives over tokens: records the sums of a piece, loss first, and its leaf number, for
-   seqpar_sum_pieces at the end of the step. */
+/* For objectives over tokens: stores the sums of a piece, loss first, and its leaf number, for
+   seqpar_sum_pieces at the end of the step. Refuses a loss that is not finite. */
 static inline seqpar_status demo_piece_seen(demo_rank *r, demo_window *w,
                                             const seqpar_row *rows, const seqpar_piece *p,
                                             const double *sums) {
@@ -184,14 +184,14 @@ static inline seqpar_status demo_piece_seen(demo_rank *r, demo_window *w,
                        (long long)r->ctx.world->rank, sums[0]);
 }
 
-/* Means over the step's targets. */
+/* Means over the supervised tokens of the step. */
 static inline seqpar_status demo_tokens_total(demo_rank *r, demo_window *w, double *means,
                                               double *weight) {
     int columns = r->job->objective->columns;
     *weight = (double)w->batch.counts.supervised;
     seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf),
                                              columns);
-    /* a window of an evaluation may have no target at all */
+    /* a window of an evaluation may have no supervised token */
     for (int c = 0; c<columns && * weight> 0; c++) means[c] /= *weight;
     return status;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* logs.h - where reports go: --metrics_path (JSON lines), --use_tensorboard (event files) and
  * --wandb_offline (the files of a run of Weights & Biases). Rank 0 writes them, and flushes
- * them after each report. A run that resumes from a checkpoint shows no step twice: files of
- * lines are cut back to the checkpoint's step, and TensorBoard is told to drop later steps.
+ * them after each report. A run that resumes from a checkpoint shows no step twice: the JSON
+ * lines are truncated to the checkpoint's step, and TensorBoard is told to drop later steps.
  *
  * In --use_tensorboard and --wandb_offline every run has a subfolder named after the run, so
  * that the folder holds several runs and a resumed run finds its own. */
@@ -41,18 +41,18 @@ static double demo_wall_time(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- cutting logs back to a checkpoint ---- */
+/* ---- truncating logs to a checkpoint ---- */
 
 typedef void (*demo_line_fn)(void *user, const char *line);
 
-/* The text before the step in a line of a log, and the text by which a line of an evaluation is
-   recognized. evaluates NULL: no evaluation is repeated. */
+/* How the lines of a log are parsed. step: the text before the number of the step. evaluates: a
+   text that only lines of an evaluation have; NULL: no evaluation is repeated. */
 typedef struct {
     const char *step, *evaluates;
 } demo_line_keys;
 
-/* The offset where the lines of steps up to `step` end. After its last checkpoint a killed run
-   may have logged more lines, and part of one. */
+/* Returns the offset after the last line of steps up to `step`; `kept` is called for each line
+   before it. A killed run may have logged later steps, and an incomplete line. */
 static int64_t demo_lines_end(FILE *file, const demo_line_keys *keys, int64_t step,
                               demo_line_fn kept, void *user) {
     char *line = NULL;
@@ -71,7 +71,7 @@ static int64_t demo_lines_end(FILE *file, const demo_line_keys *keys, int64_t st
     return end;
 }
 
-/* Truncates a log after `step`: later steps will be taken and logged again. */
+/* Truncates a log after `step`, since later steps are repeated and logged again. */
 static int demo_lines_cut(demo_logs *l, int sink, const demo_line_keys *keys, int64_t step,
                           demo_line_fn kept, void *user) {
     const char *path = l->path[sink];
@@ -104,6 +104,8 @@ static int demo_sink_folder(demo_logs *l, const demo_logs_desc *d, int sink, cha
     return demo_fail(&l->why, "%s (--%s)", why.text, demo_sink_option[sink]);
 }
 
+/* Opens --metrics_path, locks it against other runs, and truncates it: to the checkpoint, or to
+   nothing in a new run. */
 static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
     struct stat kind;
     snprintf(l->path[DEMO_METRICS], sizeof *l->path, "%s", d->given[DEMO_METRICS]);

@@ -3,7 +3,8 @@
  *
  *     double loss[] = {5.5, 2.1, 1.3};
  *     demo_series series[] = {{.name = "P = 4", .y = loss, .points = 3}};
- *     demo_plot plot = {.title = "Loss", .x_label = "step", .y_label = "nats", .series = series, .series_count = 1};
+ *     demo_plot plot = {.title = "Loss", .x_label = "step", .y_label = "nats",
+ *                       .series = series, .series_count = 1};
  *     demo_plot_write("loss.svg", &plot, &error);
  *
  * The plots often show curves that coincide. So each of the last four series is drawn thinner
@@ -61,7 +62,7 @@ static inline bool demo_plot_shows(const demo_series *series, int64_t i, bool lo
 
 /* ---- ticks ---- */
 
-/* The one of 1, 2, 5, 10, 20, ... times a power of ten that is nearest to rough. */
+/* Returns the round step nearest to `rough`: 1, 2, 5 or 10 times a power of ten. */
 static inline double demo_nice_step(double rough) {
     double power = pow(10, floor(log10(rough)));
     double digit = rough / power;
@@ -98,7 +99,7 @@ static inline int demo_ticks_log(double *ticks, double low, double high) {
     return count;
 }
 
-/* 250, 0.05, 1e-7: short, and without the noise of i * step. */
+/* Formats a tick, such as 250, 0.05 or 1e-7, without the rounding error of i * step. */
 static inline void demo_tick_label(char *label, size_t size, double value) {
     double exponent = fabs(value) > 0 ? floor(log10(fabs(value)) + 1e-9) : 0;
     if (exponent >= -3 && exponent < 6)
@@ -149,7 +150,7 @@ static inline double demo_pixel_y(const demo_axes *axes, double y) {
 
 /* ---- SVG ---- */
 
-/* Text as XML wants it: the three marks escaped, control characters left out. */
+/* Escapes <, > and & for XML, and leaves out control characters. */
 static inline void demo_svg_escape(FILE *svg, const char *text) {
     for (; text && *text; text++) {
         const char *entity = *text == '<'   ? "&lt;"
@@ -232,6 +233,7 @@ static inline void demo_svg_series(FILE *svg, const demo_axes *axes, const demo_
     }
 }
 
+/* Writes the title, the names of the axes, and the legend. */
 static inline void demo_svg_labels(FILE *svg, const demo_axes *axes, const demo_plot *plot,
                                    int width, int height) {
     char turned[96];
@@ -261,6 +263,7 @@ static inline double demo_legend_width(const demo_plot *plot) {
     return 60 + 8.5 * (double)longest;
 }
 
+/* Writes the whole SVG file: grid, frame, series, labels. */
 static inline void demo_svg_draw(FILE *svg, const demo_plot *plot, demo_axes *axes, int width,
                                  int height) {
     fprintf(svg,

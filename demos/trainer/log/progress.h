@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* progress.h - how far a run has come: a bar drawn in place on a terminal, otherwise a line
- * every logging_steps.
+/* progress.h - the progress of a run: a bar that is redrawn in place on a terminal, otherwise a
+ * line every logging_steps steps.
  *
  *     demo_progress progress;
  *     demo_progress_begin(&progress, 0, total_steps, logging_steps);
  *     for each step: demo_progress_step(&progress, step, loss, tokens_of_this_step);
  *     demo_progress_end(&progress);
  *
- * Everything goes to stderr, so that stdout can be piped. A redraw is one write that covers the
- * old line before it erases the rest, at most ten times a second: nothing flickers. The line is
- * always shorter than the window is wide. */
+ * Everything goes to stderr, so that stdout can be piped. A redraw is one write that overwrites
+ * the old line and then erases the rest, at most ten times a second, so that nothing flickers.
+ * The line is always shorter than the window is wide. */
 #ifndef DEMO_PROGRESS_H
 #define DEMO_PROGRESS_H
 
@@ -87,7 +87,8 @@ static inline void demo_bar_text(char *text, int width, double share) {
     text[width] = 0;
 }
 
-/* The line for a window of so many columns: as many parts as fit, and a bar in what is left. */
+/* The line for a window of `columns` columns: as many parts as fit, and a bar in the remaining
+   columns. */
 static inline void demo_progress_text(const demo_progress *progress, double elapsed,
                                       int columns, char *text) {
     char parts[4][48], line[DEMO_PARTS_LIMIT] = "", bar[DEMO_BAR_LIMIT + 1];
@@ -121,7 +122,7 @@ static inline void demo_progress_draw(demo_progress *progress, double now) {
     progress->drawn = now;
 }
 
-/* Starts the clock. resumed is the number of steps a checkpoint brought along. */
+/* Starts the clock. resumed: steps done before this process, from the checkpoint. */
 static inline void demo_progress_begin(demo_progress *progress, int64_t resumed, int64_t total,
                                        int64_t logging_steps) {
     *progress = (demo_progress){.out = stderr,
@@ -147,7 +148,7 @@ static inline void demo_progress_step(demo_progress *progress, int64_t step, dou
     if (due || last) demo_progress_draw(progress, now);
 }
 
-/* Prints a line of its own above the bar. */
+/* Prints a line above the bar. */
 __attribute__((format(printf, 2, 3))) static inline void demo_progress_say(
     demo_progress *progress, const char *format, ...) {
     va_list arguments;
@@ -156,10 +157,10 @@ __attribute__((format(printf, 2, 3))) static inline void demo_progress_say(
     vfprintf(progress->out, format, arguments);
     va_end(arguments);
     fputc('\n', progress->out);
-    progress->drawn = 0; /* the bar comes back with the next step */
+    progress->drawn = 0; /* the next step redraws the bar */
 }
 
-/* Leaves the cursor on a fresh line. */
+/* Moves the cursor from the bar to a new line. */
 static inline void demo_progress_end(demo_progress *progress) {
     if (progress->terminal && progress->drawn > 0) fputc('\n', progress->out);
     fflush(progress->out);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* report.h - the figures of a step, a rollout or an evaluation. The progress line and all logs
- * are written from it. A figure's name is its key in --metrics_path; in TensorBoard and Weights
- * & Biases some have the names that OpenRLHF gives them. */
+/* report.h - the metrics, here called figures, of a step, a rollout or an evaluation. The
+ * progress line and all logs are written from a report. A figure's name is its key in
+ * --metrics_path; in TensorBoard and Weights & Biases some figures have OpenRLHF's names. */
 #ifndef DEMO_REPORT_H
 #define DEMO_REPORT_H
 
@@ -21,7 +21,7 @@ typedef struct {
     demo_form form;
 } demo_figure;
 
-typedef struct { /* a prompt, what the model made of it, and its reward */
+typedef struct { /* a prompt, its generated text, and the reward */
     char *prompt, *text;
     double reward;
 } demo_sample;
@@ -49,7 +49,7 @@ static inline bool demo_report_evaluates(const demo_report *r) {
     return !strcmp(r->phase, "eval");
 }
 
-/* A figure's value; NaN: there is none of this name. */
+/* A figure's value; NaN: the report has no figure of this name. */
 static inline double demo_report_value(const demo_report *r, const char *name) {
     for (int i = 0; i < r->count; i++)
         if (!strcmp(r->figure[i].name, name)) return r->figure[i].value;

@@ -18,17 +18,17 @@
 #include "trainer/base/memory.h"
 #include "report.h"
 
-/* ---- the wire: numbers and fields, into an stb_ds array of bytes ---- */
+/* ---- protobuf fields, appended to an stb_ds array of bytes ---- */
 
 typedef uint8_t *demo_bytes;
 
-/* Numbers of fields. */
+/* Protobuf field numbers. */
 enum { EVENT_WALL_TIME = 1, EVENT_STEP = 2, EVENT_FILE_VERSION = 3, EVENT_SUMMARY = 5 };
 enum { EVENT_SESSION_LOG = 7, SESSION_LOG_STATUS = 1, SUMMARY_VALUE = 1 };
 enum { VALUE_TAG = 1, VALUE_SIMPLE = 2, VALUE_TENSOR = 8, VALUE_METADATA = 9 };
 enum { METADATA_PLUGIN = 1, PLUGIN_NAME = 1, METADATA_CLASS = 4 };
 enum { TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_STRING = 8, SHAPE_DIM = 2, DIM_SIZE = 1 };
-/* Their values. */
+/* Values of these fields. */
 enum { SESSION_START = 1, CLASS_TENSOR = 2, DTYPE_STRING = 7 };
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
@@ -74,7 +74,7 @@ static inline void demo_put_text(demo_bytes *b, int field, const char *text) {
     demo_put_bytes(b, field, text, strlen(text));
 }
 
-/* Puts a message into a message, and frees the inner one. */
+/* Appends a message as a field, and frees it. */
 static inline void demo_put_message(demo_bytes *b, int field, demo_bytes *inner) {
     demo_put_bytes(b, field, *inner, (size_t)arrlen(*inner));
     arrfree(*inner);
@@ -82,8 +82,8 @@ static inline void demo_put_message(demo_bytes *b, int field, demo_bytes *inner)
 
 /* ---- records ---- */
 
-/* CRC-32C (Castagnoli), masked as in a record: rotated, and a constant added. Without that, the
-   CRC of bytes that contain their own CRC would be useless. */
+/* CRC-32C (Castagnoli), masked as in a TFRecord: rotated, and a constant added. Without the
+   mask, the CRC of bytes that contain their own CRC would be useless. */
 static inline uint32_t demo_masked_crc(const uint8_t *data, int64_t size) {
     uint32_t crc = 0xffffffffu;
     for (int64_t i = 0; i < size; i++) {
@@ -94,7 +94,7 @@ static inline uint32_t demo_masked_crc(const uint8_t *data, int64_t size) {
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-/* Writes an event by one write, and frees it. False, with errno: it could not be written. */
+/* Writes an event by one write, and frees it. Returns false with errno set on failure. */
 static inline bool demo_event_write(FILE *file, demo_bytes *event) {
     demo_bytes record = NULL;
     demo_put_little(&record, (uint64_t)arrlen(*event), 8);
@@ -117,8 +117,8 @@ static inline demo_bytes demo_event_new(double wall_time, int64_t step) {
     return event;
 }
 
-/* Writes the beginning of a file. A reader then discards what earlier files in the folder say
-   of `step` and later steps, since a resumed run makes those steps again. */
+/* Writes the first events of a file. Readers then discard events of earlier files in the folder
+   from `step` on, since a resumed run repeats those steps. */
 static inline bool demo_events_begin(FILE *file, double wall_time, int64_t step) {
     demo_bytes version = demo_event_new(wall_time, 0), start = demo_event_new(wall_time, step);
     demo_bytes log = NULL;
@@ -142,8 +142,8 @@ static inline void demo_put_dimension(demo_bytes *shape, int64_t size) {
     demo_put_message(shape, SHAPE_DIM, &dimension);
 }
 
-/* Texts as a table, with a line that names its columns: a tensor of strings, which the plugin
-   "text" draws. */
+/* Samples as a table, a tensor of strings whose first row names the columns. TensorBoard's
+   plugin "text" shows it. */
 static inline demo_bytes demo_sample_tensor(const demo_sample *samples, int64_t count) {
     demo_bytes tensor = NULL, shape = NULL;
     char reward[32];

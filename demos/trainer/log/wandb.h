@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* wandb.h - the files that a run of Weights & Biases keeps, written without it: config.yaml,
+/* wandb.h - writes the files of a Weights & Biases run without its library: config.yaml,
  * wandb-history.jsonl and wandb-summary.json. Nothing is sent anywhere; demos/README.md has the
- * lines of Python that send it. */
+ * lines of Python that upload them. */
 #ifndef DEMO_WANDB_H
 #define DEMO_WANDB_H
 
@@ -10,14 +10,14 @@
 
 typedef struct {
     char folder[DEMO_PATH_LIMIT + 128];
-    cJSON *summary; /* the last value of everything */
-    double earlier; /* seconds this run has had before this process */
+    cJSON *summary; /* the last value of every key */
+    double earlier; /* seconds of this run in earlier processes */
     double began;   /* on the monotonic clock */
 } demo_wandb;
 
 /* ---- config.yaml ---- */
 
-/* YAML takes 1e-08 for a word, and 1.0e-08 for a number. */
+/* YAML reads 1e-08 as a text, but 1.0e-08 as a number. */
 static inline void demo_yaml_number(FILE *out, const char *text, size_t length) {
     size_t digits = strspn(text, "-0123456789");
     bool bare = digits < length && text[digits] == 'e';
@@ -34,6 +34,7 @@ static inline void demo_yaml_word(FILE *out, const char *word) {
     cJSON_Delete(json);
 }
 
+/* Writes the value of an option; two numbers with a comma between them become a list. */
 static inline void demo_yaml_value(FILE *out, const demo_binding *b) {
     char text[128];
     if (b->type == DEMO_STRING) {
@@ -50,6 +51,7 @@ static inline void demo_yaml_value(FILE *out, const demo_binding *b) {
     fputc(']', out);
 }
 
+/* Writes config.yaml with the values of all options. */
 static inline int demo_wandb_config(const demo_wandb *w, const demo_binding *bindings,
                                     int count, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 160], *text = NULL;
@@ -104,6 +106,7 @@ static inline void demo_wandb_samples(cJSON *row, const demo_report *r) {
     }
 }
 
+/* A row of the history: the figures of a report, and the keys that wandb adds to each row. */
 static inline cJSON *demo_wandb_row(const demo_wandb *w, const demo_report *r, double wall,
                                     double now) {
     cJSON *row = cJSON_CreateObject();

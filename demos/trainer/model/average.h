@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* average.h - the moving average of the weights (--enable_ema): average += (1 - beta) (weights
- * - average) after every optimizer step, in fp64 for weights of any type. Every rank keeps an
- * equal share of it. Each element is averaged by itself, so the number of ranks changes no
- * bit. */
+/* average.h - the exponential moving average of the weights (--enable_ema):
+ * average += (1 - beta) (weights - average) after every optimizer step, in fp64 for weights of
+ * any type. Every rank stores an equal share of it. Elements do not depend on each other, so
+ * the number of ranks changes no bit. */
 #ifndef DEMO_AVERAGE_H
 #define DEMO_AVERAGE_H
 #include <math.h>
@@ -10,7 +10,7 @@
 #include "seqpar_llama.h"
 
 typedef struct {
-    double beta, *share;  /* NULL: none is kept */
+    double beta, *share;  /* share NULL: there is no average */
     int64_t begin, count; /* the share's elements */
 } demo_average;
 
@@ -19,7 +19,7 @@ static int64_t demo_average_begin(const seqpar_ctx *ctx, const seqpar_llama *mod
     return seqpar_part_begin(model->elements, ctx->world->size, rank);
 }
 
-/* How many of the elements [first, first + count) lie in [begin, end); *at: the first of
+/* The number of elements of [first, first + count) that lie in [begin, end); *at: the first of
    them. */
 static int64_t demo_average_part(int64_t begin, int64_t end, int64_t first, int64_t count,
                                  int64_t *at) {
@@ -28,8 +28,8 @@ static int64_t demo_average_part(int64_t begin, int64_t end, int64_t first, int6
     return last > *at ? last - *at : 0;
 }
 
-/* values: elements [first, first + count) of the average. This rank stores those in its
-   share. */
+/* Stores those of `values`, elements [first, first + count) of the average, that are in this
+   rank's share. */
 static void demo_average_write(demo_average *average, const double *values, int64_t first,
                                int64_t count) {
     int64_t at;
@@ -61,11 +61,11 @@ static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *mode
 }
 
 #ifndef DEMO_AVERAGE_PART
-#define DEMO_AVERAGE_PART (1 << 15) /* numbers */
+#define DEMO_AVERAGE_PART (1 << 15) /* elements in a block */
 #endif
-/* Sets this rank's share to the weights (begins), or moves it towards them, a block at a time.
-   Where weight and average are equal, the average keeps its bits. Collective if the weights are
-   sharded. */
+/* Updates this rank's share by one step of the average; begins: copies the weights instead.
+   Works a block at a time. An average that equals its weight keeps its bits. Collective if the
+   weights are sharded. */
 static seqpar_status demo_average_meet(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average, bool begins) {
     double *weights = (double *)demo_alloc(DEMO_AVERAGE_PART, sizeof *weights);
@@ -90,14 +90,14 @@ static seqpar_status demo_average_meet(seqpar_ctx *ctx, const seqpar_llama *mode
     return status;
 }
 
-/* After a step of the optimizer. Collective. */
+/* Updates the average after an optimizer step. Collective. */
 static seqpar_status demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average) {
     if (!average->share || demo_is_planned(ctx->device)) return SEQPAR_OK;
     return demo_average_meet(ctx, model, average, false);
 }
 
-/* Opens the average, with the weights as its first values. Collective. */
+/* Opens the average and initializes it with the weights. Collective. */
 static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average, double beta) {
     average->beta = beta;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* backward.h - the backward pass of a micro-batch: of models with experts and of dense ones. */
+/* backward.h - the backward pass of a micro-batch, with the load-balancing loss if there is
+ * one. */
 #ifndef DEMO_BACKWARD_H
 #define DEMO_BACKWARD_H
 #include "experts.h"

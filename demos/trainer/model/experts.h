@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* experts.h - the load-balancing loss of models with experts (--aux_loss_coef). It is computed
- * over the whole step, all ranks and micro-batches. So a separate forward pass first counts how
- * often each expert is chosen, before any backward pass. A mean of means over micro-batches or
- * ranks would be another loss. */
+/* experts.h - the load-balancing loss of mixture-of-experts models (--aux_loss_coef). It is
+ * computed over the whole step: a mean of losses of micro-batches or ranks would be another
+ * loss. So a separate forward pass counts how often each expert is chosen, before any backward
+ * pass. */
 #ifndef DEMO_EXPERTS_H
 #define DEMO_EXPERTS_H
 #include "trainer/data/data.h"
@@ -11,11 +11,11 @@
 typedef struct {
     bool on; /* the steps have this loss */
     int64_t *chosen;
-    /* (experts) [i]: derivative of the loss by a token's probability of expert i */
+    /* (experts) slopes[i]: derivative of the loss by a token's probability of expert i */
     double *slopes;
     int64_t *leaf; /* stb_ds arrays: leaf number and loss of each of this rank's pieces */
     double *value;
-    double loss; /* of the last step, times the coefficient */
+    double loss; /* loss of the last step, times the coefficient */
 } demo_experts;
 
 static inline void demo_experts_free(demo_experts *e) {
@@ -47,12 +47,13 @@ static inline seqpar_status demo_experts_count(seqpar_ctx *ctx, demo_experts *e,
     return status ? status : seqpar_comm_sum_i64(ctx->world, e->chosen, experts);
 }
 
-/* Has a step of this model such a loss? If not, nothing else here is called. */
+/* Does a step of this model have a load-balancing loss? If not, nothing else here is called. */
 static inline bool demo_experts_balanced(const seqpar_llama *model, double coefficient) {
     return coefficient > 0 && model->config.experts > 0;
 }
 
-/* After seqpar_step_begin. */
+/* Begins the load-balancing loss of a step, after seqpar_step_begin: counts the tokens of each
+   expert and computes the slopes. Collective over the world. */
 static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
                                                seqpar_llama *model, seqpar_optim *optim,
                                                const seqpar_row *rows, int64_t micro_batches,
@@ -69,7 +70,7 @@ static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
     return status;
 }
 
-/* Appends the terms of a batch's tokens in the loss, one sum for each piece. */
+/* Adds a batch's part of the loss, as one sum for each piece. */
 static inline void demo_experts_add(seqpar_ctx *ctx, demo_experts *e,
                                     const seqpar_llama_batch *b) {
     double *values = (double *)demo_alloc(b->tokens, sizeof *values);
@@ -85,7 +86,7 @@ static inline void demo_experts_add(seqpar_ctx *ctx, demo_experts *e,
     free(values);
 }
 
-/* seqpar_llama_backward, with the load-balancing loss added to the loss of the seeds. */
+/* Runs seqpar_llama_backward and adds the gradient of the load-balancing loss. */
 static inline seqpar_status demo_experts_backward(seqpar_ctx *ctx, demo_experts *e,
                                                   seqpar_llama *model, seqpar_llama_batch *b,
                                                   seqpar_optim *optim, int64_t micro,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* families.h - the Hugging Face models that can be computed. Each family has a row in
- * demo_families, which says what its config.json may contain, and the defaults of missing keys,
- * which are those of transformers. */
+/* families.h - the supported model families of Hugging Face. Each has a row in demo_families:
+ * what its config.json may contain, and the defaults of missing keys, which are those of
+ * transformers. */
 #ifndef DEMO_FAMILIES_H
 #define DEMO_FAMILIES_H
 
@@ -12,7 +12,7 @@
 
 static const char demo_read_key[] = "read", demo_any_value[] = "any";
 /* value: "read" if the key is used; "any" if the results do not depend on it; else the only
-   value beside null that is accepted */
+   value besides null that is accepted */
 typedef struct {
     const char *key, *value;
 } demo_config_key;
@@ -37,7 +37,7 @@ static const demo_config_key demo_config_keys[] = {
     {"attention_bias", "false"},
     {"mlp_bias", "false"},
     {"attention_dropout", demo_read_key},
-    {"pretraining_tp", demo_any_value}, /* splits sums: only their order changes */
+    {"pretraining_tp", demo_any_value}, /* splits matmuls; only the order of sums changes */
     {"use_mrope", "false"},
     {"use_sliding_window", "false"},
     {"rope_interleaved", "false"},
@@ -45,7 +45,7 @@ static const demo_config_key demo_config_keys[] = {
     {"is_llama_config", "true"},
     {"num_labels", "1"},
     {"quantization_config", "null"},
-    {"auto_map", demo_any_value}, /* separate code for the same model */
+    {"auto_map", demo_any_value}, /* names code of the same model */
     {"_attn_implementation_autoset", demo_any_value},
     {"layer_types", "null"},
     {"is_decoder", demo_any_value},
@@ -70,7 +70,7 @@ static const demo_config_key demo_config_keys[] = {
     {"output_attentions", demo_any_value},
     {"torchscript", demo_any_value},
     {"transformers.js_config", demo_any_value},
-    /* how texts are sampled; here options say that */
+    /* sampling parameters, which are options here */
     {"max_length", demo_any_value},
     {"min_length", demo_any_value},
     {"do_sample", demo_any_value},
@@ -129,7 +129,7 @@ enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
 enum {
     DEMO_WINDOW_NONE,  /* nothing: it must be null, or switched off */
     DEMO_WINDOW_ALL,   /* applies to all layers */
-    DEMO_WINDOW_LAYERS /* to those that layer_types lists, or from max_window_layers on */
+    DEMO_WINDOW_LAYERS /* applies to layers of layer_types, or from max_window_layers on */
 };
 
 /* which keys of config.json describe the experts */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* lora.h - trains adapters (LoRA) of a frozen model: chooses them from options, and writes
+/* lora.h - LoRA adapters of a frozen model: chooses them by the options, loads them, and writes
  * their folder as PEFT reads it. The adapters are a separate seqpar_llama, so that the
  * optimizer, checkpoints and the moving average treat them like a model. */
 #ifndef DEMO_LORA_H
@@ -18,7 +18,7 @@ static bool demo_lora_asked(const demo_config *c) {
            (c->finetuning_type && !strcmp(c->finetuning_type, "lora"));
 }
 
-/* The program whose defaults apply: DEMO_FROM_... */
+/* The training program whose defaults apply: DEMO_FROM_... */
 static int demo_lora_from(const demo_job *job) {
     const demo_config *c = &job->config;
     return c->adapter           ? DEMO_FROM_AXOLOTL
@@ -26,7 +26,7 @@ static int demo_lora_from(const demo_job *job) {
                                 : demo_job_from(job, "lora_rank");
 }
 
-/* An option about adapters that was typed although there are no adapters; NULL: none. */
+/* An adapter option that was given although there are no adapters; NULL: none. */
 static const char *demo_lora_idle(const demo_job *job) {
     static const char *const names[] = {"lora_alpha", "lora_dropout", "use_rslora",
                                         "target_modules", "lora_target_linear"};
@@ -35,8 +35,8 @@ static const char *demo_lora_idle(const demo_job *job) {
     return NULL;
 }
 
-/* Refuses options that exclude each other, and options without another one that they need:
-   the run would silently not do what one of them says. */
+/* Refuses options that exclude each other, and options that lack another one they need: one of
+   them would silently have no effect. */
 static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *rank = demo_job_spelled(job, "lora_rank");
@@ -97,8 +97,8 @@ static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) 
                                 demo_job_spelled(job, "target_modules"));
 }
 
-/* Sets an option to the value that the folder's adapters have. Refuses a different value that
-   was typed. */
+/* Sets an option to the value of the folder's adapters. Refuses a different value that the user
+   gave. */
 static int demo_lora_same(const demo_job *job, const char *name, int64_t there, int64_t *typed,
                           demo_error *error) {
     if (demo_job_typed(job, name) && *typed != there)
@@ -112,8 +112,8 @@ static int demo_lora_same(const demo_job *job, const char *name, int64_t there, 
     return 0;
 }
 
-/* Adapters that begin from a folder have its rank, alpha, use_rslora and targets. Only another
-   dropout may be typed. */
+/* Adapters loaded from a folder keep its rank, alpha, use_rslora and targets. The user may
+   change only the dropout. */
 static int demo_lora_folder(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     demo_peft there;
@@ -142,8 +142,8 @@ static int demo_lora_folder(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Sets defaults for options that were not typed. axolotl has none, so a missing option is
-   refused if the command line is in its form. */
+/* Sets defaults for options that the user did not give. axolotl has none for some, so these are
+   required if the command line has axolotl's options. */
 static int demo_lora_defaults(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_lora_from(job);
@@ -175,8 +175,8 @@ static int demo_lora_possible(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Whether the model's files store several matrices of a layer as one, for which PEFT cannot use
-   adapters of the parts. */
+/* Do the model's files store several matrices of a layer as one tensor? PEFT cannot use
+   adapters of parts of it. */
 static bool demo_lora_fused(const demo_job *job) {
     demo_weights w;
     seqpar_error ignored = {0}; /* reported when the weights are read */
@@ -186,7 +186,7 @@ static bool demo_lora_fused(const demo_job *job) {
     return names == DEMO_NAMES_FUSED;
 }
 
-/* Rank, scale and targets, once the model is known. */
+/* Sets rank, scale and targets of the adapters, once the model is known. */
 static int demo_settle_targets(demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     seqpar_adapter_desc *a = &job->adapter;
@@ -215,8 +215,8 @@ static int demo_settle_targets(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* A folder is read as adapters or as a whole model. So a folder that holds one of them is
-   refused for the other. */
+/* Refuses a save_path that holds the other kind of model: a folder is read either as adapters
+   or as a whole model. */
 static int demo_lora_output(const demo_job *job, demo_error *error) {
     static const char *const kinds[][2] = {{"adapter_config.json", "adapters"},
                                            {"model.safetensors", "a whole model"},
@@ -262,7 +262,7 @@ static seqpar_llama *demo_learner(const demo_rank *r) {
     return (seqpar_llama *)(r->job->adapter.rank ? &r->adapters : &r->model);
 }
 
-/* The same for any open model: its adapters if it has any, else the model. */
+/* The trained part of any open model: its adapters if it has any, else the model. */
 static const seqpar_llama *demo_learner_of(const seqpar_llama *model) {
     return model && model->adapters ? model->adapters : model;
 }
@@ -288,8 +288,8 @@ static void demo_lora_say(const demo_rank *r) {
             (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model));
 }
 
-/* In a score model all of the head is trained, and it begins as a copy of the model's head:
-   PEFT's modules_to_save. */
+/* Copies the score head into the adapters, which train all of it, as PEFT does with
+   modules_to_save. */
 static seqpar_status demo_lora_score(demo_rank *r, const seqpar_llama *model,
                                      seqpar_llama *adapters) {
     int64_t hidden = model->config.hidden;
@@ -303,8 +303,8 @@ static seqpar_status demo_lora_score(demo_rank *r, const seqpar_llama *model,
     return status;
 }
 
-/* The frozen models that a checkpoint of adapters depends on. Their digests are added, since
-   each may come from another group of ranks; the spare bits keep the sum from overflowing. */
+/* The frozen models that a checkpoint of adapters depends on. Their digests are added up, since
+   each may come from another group of ranks; DEMO_SPARE_BITS keeps the sum from overflowing. */
 enum { DEMO_OF_MODEL, DEMO_OF_CRITIC, DEMO_OF_REFERENCE, DEMO_SPARE_BITS };
 
 static void demo_lora_hangs(demo_rank *r, int on, uint64_t digest) {
@@ -313,8 +313,8 @@ static void demo_lora_hangs(demo_rank *r, int on, uint64_t digest) {
     for (int i = 0; i < DEMO_REFERENCES; i++) r->reference[i] += part >> DEMO_SPARE_BITS;
 }
 
-/* Loads adapters from a folder as PEFT writes it. A tensor that these adapters do not have is
-   refused. */
+/* Loads adapters from a folder in the format of PEFT. A tensor that these adapters do not have
+   is refused. */
 static seqpar_status demo_lora_load(demo_rank *r, seqpar_llama *adapters) {
     demo_transfer store = {.ctx = &r->ctx, .model = adapters};
     seqpar_safetensors_file *file = NULL;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* model_folder.h - model folders in Hugging Face's form: config.json, and which tensors belong
- * into model.safetensors.
+/* model_folder.h - model folders of Hugging Face: config.json, and the tensors of
+ * model.safetensors.
  *
- * A key of config.json that is not in the tables of families.h is refused by name. The model
- * may have to be computed differently because of it, and would then train wrongly without an
- * error. Unknown tensors are refused for the same reason. */
+ * A key of config.json that is not in the tables of families.h is refused by name: it may
+ * change how the model is computed, and training would be wrong without an error. Unknown
+ * tensors are refused for the same reason. */
 #ifndef DEMO_MODEL_FOLDER_H
 #define DEMO_MODEL_FOLDER_H
 
@@ -55,7 +55,7 @@ typedef struct {
     seqpar_error *error;
 } demo_config_reader;
 
-/* A value as JSON text, cut to 60 bytes, for messages. */
+/* A value as JSON text for messages, truncated to 60 bytes. */
 static const char *demo_config_shown(char shown[64], const cJSON *item) {
     char *text = cJSON_PrintUnformatted(item);
     snprintf(shown, 64, "%.60s", text ? text : "?");
@@ -198,7 +198,7 @@ static int demo_rope_type(const demo_config_reader *r) {
     return SEQPAR_ROPE_DEFAULT;
 }
 
-/* YaRN's factor on cosine and sine; `weight` is mscale or mscale_all_dim. */
+/* YaRN's get_mscale, a factor on cosine and sine; `weight` is mscale or mscale_all_dim. */
 static double demo_rope_scale(double factor, double weight) {
     return factor > 1 ? 0.1 * weight * log(factor) + 1 : 1;
 }
@@ -216,8 +216,8 @@ static void demo_rope_yarn(const demo_config_reader *r, seqpar_llama_rope *rope)
                              demo_rope_scale(rope->factor, below);
 }
 
-/* r reads the object with rope_type; `of` reads config.json itself, for
-   max_position_embeddings. */
+/* Reads a scaled rotary embedding. r reads the object with rope_type; `of` reads config.json
+   itself, for max_position_embeddings. */
 static void demo_rope_read(const demo_config_reader *r, const demo_config_reader *of,
                            seqpar_llama_rope *rope) {
     int count = 0;
@@ -237,8 +237,8 @@ static void demo_rope_read(const demo_config_reader *r, const demo_config_reader
         rope->first_positions = demo_config_typed(r, "original_max_position_embeddings");
 }
 
-/* transformers 4 has "rope_theta" and "rope_scaling", which may be null; transformers 5 has
-   "rope_parameters" with both. */
+/* Reads the rotary embedding. transformers 4 has "rope_theta" and "rope_scaling", which may be
+   null; transformers 5 has "rope_parameters" with both. */
 static void demo_config_rope(const demo_config_reader *r, const demo_family *family,
                              seqpar_llama_config *c) {
     static const char *const sections[] = {"rope_scaling", "rope_parameters"};
@@ -276,7 +276,7 @@ static void demo_config_rope(const demo_config_reader *r, const demo_family *fam
                     r->path, family->type, demo_ropes[c->rope.type].name);
 }
 
-/* The family by its model_type; NULL: none of these. */
+/* The family by model_type; NULL: it is not supported. */
 static const demo_family *demo_family_of(const cJSON *json) {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "model_type");
     for (int i = 0; cJSON_IsString(type) && i < DEMO_FAMILIES; i++)
@@ -284,7 +284,7 @@ static const demo_family *demo_family_of(const cJSON *json) {
     return NULL;
 }
 
-/* The family by model_type; architectures must match it. On an error, the first family. */
+/* The family by model_type, which architectures must match. On an error, the first family. */
 static const demo_family *demo_config_family(const demo_config_reader *r) {
     const cJSON *type = demo_config_item(r, "model_type"),
                 *list = demo_config_item(r, "architectures"),
@@ -312,8 +312,8 @@ static bool demo_config_is(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && !strcmp(item->valuestring, text);
 }
 
-/* The first layer with a window by "layer_types", `layers` where none has one; -1: there is no
-   such key. */
+/* The first layer with a sliding window by "layer_types": `layers` if no layer has one, -1 if
+   the key is missing. */
 static int64_t demo_config_layer_types(const demo_config_reader *r, int64_t layers) {
     const cJSON *list = demo_config_item(r, "layer_types");
     int64_t from = 0, i = 0;
@@ -322,7 +322,7 @@ static int64_t demo_config_layer_types(const demo_config_reader *r, int64_t laye
         if (from == i && demo_config_is(item, "full_attention"))
             from++;
         else if (!demo_config_is(item, "sliding_attention"))
-            i = layers; /* full_attention after sliding_attention, or something else */
+            i = layers; /* full_attention after sliding_attention, or another type: refused */
     if (cJSON_IsArray(list) && i == layers) return from;
     seqpar_fail(
         r->error, SEQPAR_ERR_FILE_FORMAT,
@@ -332,7 +332,7 @@ static int64_t demo_config_layer_types(const demo_config_reader *r, int64_t laye
     return layers;
 }
 
-/* The first layer with a window: max_window_layers, which may be 0. */
+/* The first layer with a sliding window by max_window_layers, which may be 0. */
 static int64_t demo_config_window_from(const demo_config_reader *r) {
     const cJSON *first = demo_config_item(r, "max_window_layers");
     if (cJSON_IsNumber(first) && fabs(first->valuedouble) < 0.5) return 0;
@@ -365,6 +365,7 @@ static void demo_config_window_all(const demo_config_reader *r, const demo_famil
         c->window = demo_config_number(r, "sliding_window", SEQPAR_MAX_TOKENS, 0);
 }
 
+/* Reads the sliding window of a family in which the last layers have one. */
 static void demo_config_window_layers(const demo_config_reader *r, seqpar_llama_config *c) {
     int64_t listed = demo_config_layer_types(r, c->layers);
     bool on = demo_config_truth(r, "use_sliding_window") &&
@@ -382,6 +383,7 @@ static void demo_config_window_layers(const demo_config_reader *r, seqpar_llama_
                 r->path);
 }
 
+/* Reads the sliding window in the way of the family. */
 static void demo_config_window(const demo_config_reader *r, const demo_family *family,
                                seqpar_llama_config *c) {
     bool off = cJSON_IsFalse(demo_config_item(r, "use_sliding_window"));
@@ -399,8 +401,9 @@ static void demo_config_window(const demo_config_reader *r, const demo_family *f
             r->path, family->type);
 }
 
-/* no_rope_layers has a 1 for a layer with rotary embedding. Without that key, every
-   no_rope_layer_interval-th layer has none. */
+/* Returns n if every n-th layer has no rotary embedding, 0 if all layers have one.
+   no_rope_layers has a 1 for a layer with rotary embedding; without that key n is
+   no_rope_layer_interval. */
 static int64_t demo_config_no_rope(const demo_config_reader *r, int64_t layers) {
     const cJSON *list = demo_config_item(r, "no_rope_layers"), *item;
     int64_t every = demo_config_number(r, "no_rope_layer_interval", SEQPAR_MAX_LAYERS, 4);
@@ -421,6 +424,7 @@ static int64_t demo_config_no_rope(const demo_config_reader *r, int64_t layers) 
     return every > layers ? 0 : every;
 }
 
+/* Reads the number and the sizes of the experts, by the keys of the family. */
 static void demo_config_experts(const demo_config_reader *r, const demo_family *family,
                                 seqpar_llama_config *c) {
     const char *many = demo_config_item(r, "num_experts") ? "num_experts" : "num_local_experts";
@@ -473,7 +477,7 @@ static void demo_config_labels(const demo_config_reader *r, const demo_family *f
                 r->path, count);
 }
 
-/* Sets all of c. A key that the config lacks takes the family's default. */
+/* Sets all of c. A missing key gets the default of the family. */
 static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c) {
     const demo_family *family = demo_config_family(r);
     bool said = cJSON_GetObjectItemCaseSensitive(r->json, "num_key_value_heads") != NULL;
@@ -496,8 +500,8 @@ static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c
     demo_config_parts(r, family, c);
 }
 
-/* The object in a folder's config.json; the caller frees it by cJSON_Delete. NULL: the error is
-   set. path (room) becomes the path of the file. */
+/* Returns the object in a folder's config.json, which the caller frees by cJSON_Delete; NULL:
+   the error is set. path (room) becomes the path of the file. */
 static cJSON *demo_config_open(const char *folder, char *path, size_t room,
                                seqpar_error *error) {
     const char *why;
@@ -527,10 +531,10 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
 
 /* ---- writing config.json ---- */
 
-/* The fields of a config that decide how the model is computed, as numbers, and the name of
-   each. Models are compared by them and recognized by their digest. So every field is among
-   them, except for the head's name, and for four_bits: no config.json has it, and it changes
-   the weights that are in the digest, too. */
+/* The fields of a config that decide how the model is computed, as numbers, and their names for
+   messages. They are compared between models and are part of a model's digest, so every field
+   must be among them. Exceptions: the name of the head, and four_bits, which no config.json has
+   and which changes the weights in the digest anyway. */
 enum { DEMO_MODEL_NUMBERS = 30 };
 typedef char demo_model_numbers_lack_a_field[sizeof(seqpar_llama_config) == 240 ? 1 : -1];
 /* clang-format off */
@@ -547,6 +551,7 @@ static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "decoder_sparse_step",    "norm_topk_prob",   "attention_dropout"};
 /* clang-format on */
 
+/* Writes the fields of a config as numbers, in the order of demo_model_names. */
 static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) {
     const seqpar_llama_rope *r = &c->rope;
     /* clang-format off */
@@ -566,6 +571,7 @@ static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) 
     memcpy(to, numbers, sizeof numbers);
 }
 
+/* Writes the JSON lines of the experts' keys. */
 static inline void demo_experts_text(char *text, size_t size, const demo_family *family,
                                      const seqpar_llama_config *c) {
     int used;
@@ -582,7 +588,7 @@ static inline void demo_experts_text(char *text, size_t size, const demo_family 
                  c->topk_norm ? "true" : "false");
 }
 
-/* JSON lines of the keys that not every model has. */
+/* Writes the JSON lines of the keys that only some models have. */
 static inline void demo_parts_text(char *text, size_t size, const demo_family *family,
                                    const seqpar_llama_config *c) {
     int used = 0;
@@ -634,7 +640,7 @@ static inline int demo_config_text(char *text, size_t size, const demo_family *f
         rope, c->rms_eps, c->tied ? "true" : "false");
 }
 
-/* Does this config.json, when it is read, give the model c again? */
+/* Does reading this config.json give the model c? */
 static inline bool demo_config_says(const char *text, const seqpar_llama_config *c) {
     cJSON *json = cJSON_Parse(text);
     seqpar_error why = {0};
@@ -649,12 +655,12 @@ static inline bool demo_config_says(const char *text, const seqpar_llama_config 
     return !why.status && !memcmp(numbers[0], numbers[1], sizeof numbers[0]);
 }
 
-/* Writes config.json as that of the first family whose models are computed as this one is. */
+/* Writes the config.json of the first family that can describe this model. */
 static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
                                              seqpar_error *error) {
     char path[4352], text[3072];
     seqpar_llama_config full = *c;
-    if (full.rope_theta <= 0) full.rope_theta = 10000.0; /* as seqpar_llama_open has it */
+    if (full.rope_theta <= 0) full.rope_theta = 10000.0; /* the default of seqpar_llama_open */
     if (full.rms_eps <= 0) full.rms_eps = 1e-5;
     snprintf(path, sizeof path, "%s/config.json", folder);
     for (int i = 0; i < DEMO_FAMILIES; i++) {
@@ -678,8 +684,8 @@ static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c
     return error->status;
 }
 
-/* The longest text that the model is meant for, in tokens; 0 if the config does not say. Longer
-   texts do not fail, but have positions that are new to the model. */
+/* max_position_embeddings, the longest text that the model is meant for, in tokens; 0 if the
+   key is missing. Longer texts do not fail, but have positions that the model has not seen. */
 static inline int64_t demo_config_positions(const char *folder) {
     char path[4352];
     seqpar_error ignored = {0};
@@ -694,8 +700,8 @@ static inline int64_t demo_config_positions(const char *folder) {
 }
 
 /* The id of the padding token + 1, for seqpar_llama_batch_desc.untaught; 0 if pad_token_id is
-   missing or beyond the table. transformers passes it on as torch's padding_idx, where a
-   negative one counts from the last row. */
+   missing or out of range. transformers passes it to torch as padding_idx: it adds nothing to
+   the gradient of the embedding, and a negative id counts from the last row. */
 static inline int64_t demo_untaught(const char *folder, int64_t vocab) {
     char path[4352];
     seqpar_error ignored = {0};
@@ -708,7 +714,7 @@ static inline int64_t demo_untaught(const char *folder, int64_t vocab) {
 }
 
 /* Does eos_token_id, a number or a list of numbers, lack `id`? False if the key is missing.
-   *said becomes its first number, if there is one. */
+   *said becomes the first number, if there is one. */
 static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, int64_t *said) {
     char path[4352];
     seqpar_error ignored = {0};
@@ -725,8 +731,8 @@ static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, in
 
 /* ---- weights: tensors that the model does not have are refused ---- */
 
-/* Old files hold the inverse frequencies of rotary embeddings. They are not read but computed.
-   */
+/* Old files hold the inverse frequencies of rotary embeddings, which are computed here, not
+   read. */
 static bool demo_is_inv_freq(const char *name) {
     static const char end[] = ".rotary_emb.inv_freq";
     size_t length = strlen(name), tail = sizeof end - 1;
@@ -734,9 +740,9 @@ static bool demo_is_inv_freq(const char *name) {
 }
 
 #ifndef DEMO_TABLE_PART
-#define DEMO_TABLE_PART 4096 /* numbers that are compared at a time */
+#define DEMO_TABLE_PART 4096 /* elements in a block */
 #endif
-/* If the head is tied to the embedding but is in the file, too, both must be equal. */
+/* Refuses a head that is in the file and differs from the embedding, although both are tied. */
 static seqpar_status demo_same_table(const demo_weights *w, const char *path,
                                      seqpar_error *error) {
     static const char *const names[] = {"lm_head.weight", "model.embed_tokens.weight"};
@@ -778,8 +784,8 @@ typedef struct {
 } demo_tensor_location;
 
 /* A tensor whose name ends in `end` here has a name that ends in `there` in the files. Tensors
-   that get the same name are one tensor in the files: their rows follow each other in the
-   model's order. */
+   with the same name there are one tensor in the files, their rows concatenated in the model's
+   order. */
 typedef struct {
     const char *end, *there;
 } demo_name_rule;
@@ -828,6 +834,8 @@ static inline void demo_file_name(char name[128], const char *part, int names) {
     }
 }
 
+/* Finds where a tensor is in files with this naming. In a tensor of several parts, its rows
+   follow those of the earlier parts. */
 static inline demo_tensor_location demo_tensor_location_of(const seqpar_llama *model,
                                                            int64_t tensor, int names) {
     const seqpar_tensor *t = &model->tensors[tensor];
@@ -870,7 +878,7 @@ static inline bool demo_is_part(const demo_name *parts, int64_t count, const cha
            bsearch(&wanted, parts, (size_t)count, sizeof *parts, demo_name_order);
 }
 
-/* Detects the naming of the files by a part of a name that no other naming has. */
+/* Detects the naming of the files by a substring that only one naming has. */
 static inline int demo_names_of(const demo_weights *w) {
     for (int64_t s = 0; s < w->count; s++)
         for (int64_t i = 0; i < seqpar_safetensors_count(w->shards[s].file); i++) {
@@ -905,8 +913,8 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_n
     return SEQPAR_OK;
 }
 
-/* A reward model's folder must hold its score head: a newly initialized one would give noise.
-   */
+/* Refuses a reward model's folder without its score head: a newly initialized head would give
+   random scores. */
 static inline seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
                                             seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;

@@ -16,7 +16,7 @@ enum { DEMO_LORA_NAMES = 7, DEMO_LORA_TEXT = 64 };
 typedef struct {
     int64_t rank, alpha;
     double dropout;
-    bool rooted; /* scaled by alpha / sqrt(rank) */
+    bool rooted; /* use_rslora: scaled by alpha / sqrt(rank) */
     int targets; /* bits of SEQPAR_ADAPT_.. */
 } demo_peft;
 
@@ -31,7 +31,7 @@ static inline int demo_lora_bits(const char *word, size_t length) {
     return 0;
 }
 
-/* q_proj,v_proj */
+/* Writes the names of the targets, such as "q_proj,v_proj". */
 static inline void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
     *text = 0;
     for (int i = 0; i < DEMO_LORA_NAMES; i++)
@@ -40,14 +40,15 @@ static inline void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
                      *text ? "," : "", demo_lora_names[i]);
 }
 
-/* Keys that are read, and keys that do not change what the adapters compute. */
+/* Accepted keys: those that are read, and those that do not change what the adapters
+   compute. */
 static const char demo_peft_keys[] =
     "peft_type,r,lora_alpha,lora_dropout,use_rslora,target_modules,modules_to_save,"
     "auto_mapping,base_model_name_or_path,revision,peft_version,task_type,inference_mode,"
     "init_lora_weights,layers_pattern,megatron_core,qalora_group_size,loftq_config,eva_config,corda_config,"
     "runtime_config";
 
-/* false, null, "", [], {}, or "none" (a value of bias). */
+/* Is the value one that switches a key off: false, null, "", [], {}, or "none" (for bias)? */
 static bool demo_peft_empty(const cJSON *value) {
     return cJSON_IsFalse(value) || cJSON_IsNull(value) ||
            ((cJSON_IsArray(value) || cJSON_IsObject(value)) && !value->child) ||
@@ -64,6 +65,7 @@ static int demo_peft_number(const cJSON *json, const char *path, const char *key
                      path, key, cJSON_IsNumber(value) ? "" : "no number, ", *number, low, high);
 }
 
+/* Reads target_modules, a name or a list of names, into bits of SEQPAR_ADAPT_.. */
 static int demo_peft_targets(const cJSON *json, const char *path, int *targets,
                              demo_error *error) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "target_modules"), *word;
@@ -87,7 +89,7 @@ static int demo_peft_targets(const cJSON *json, const char *path, int *targets,
                                 path);
 }
 
-/* Only the head "score" may be among modules_to_save. */
+/* Refuses modules_to_save other than the head "score". */
 static int demo_peft_saved(const cJSON *json, const char *path, demo_error *error) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "modules_to_save"), *word;
     for (word = cJSON_IsArray(list) ? list->child : NULL; word; word = word->next)
@@ -100,6 +102,7 @@ static int demo_peft_saved(const cJSON *json, const char *path, demo_error *erro
     return 0;
 }
 
+/* Fills *p from adapter_config.json. Refuses a key that is set but not supported. */
 static int demo_peft_take(const cJSON *json, const char *path, demo_peft *p,
                           demo_error *error) {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "peft_type"), *key;
@@ -130,6 +133,7 @@ static int demo_peft_take(const cJSON *json, const char *path, demo_peft *p,
                      path, rank, alpha);
 }
 
+/* Reads adapter_config.json of a folder. Returns 0, or -1 with one sentence. */
 static inline int demo_peft_read(const char *folder, demo_peft *p, demo_error *error) {
     char path[1100];
     size_t size;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* save_model.h - writes the folder of a trained model: weights in one file or several, with the
- * types and tensor names of the folder that training began with. */
+ * dtypes and tensor names of the folder that training began with. */
 #ifndef DEMO_SAVE_MODEL_H
 #define DEMO_SAVE_MODEL_H
 
@@ -8,13 +8,13 @@
 #include "source.h"
 #include "tensors.h"
 
-/* Metadata of weights that seqpar wrote. Weights of other programs are not replaced. */
+/* Metadata that marks weights as written by seqpar. Other weights are not replaced. */
 static const seqpar_safetensors_pair demo_written[] = {{"format", "pt"},
                                                        {"written_by", "seqpar"}};
 
 typedef struct {                    /* how a folder is written */
     const char *source;             /* the folder that training began with; NULL: none */
-    seqpar_safetensors_dtype dtype; /* NONE: that of each tensor in source, or as computed */
+    seqpar_safetensors_dtype dtype; /* NONE: each as in source or, without it, as computed */
     int64_t shard_bytes;            /* limit of a file, unless a tensor is larger; 0: none */
     int which;                      /* DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
     bool trained;                   /* at least one step was done */
@@ -52,7 +52,7 @@ static inline int64_t demo_size_named(const char *text) {
 
 /* ---- types ---- */
 
-/* The type that a tensor has in the source, if it is one that can be written. */
+/* The dtype of a tensor in the source; NONE if it cannot be written. */
 static inline seqpar_safetensors_dtype demo_source_dtype(const demo_weights *source,
                                                          const char *name) {
     const demo_shard *shard = demo_weights_find(source, name);
@@ -83,6 +83,7 @@ static inline seqpar_status demo_source_names(seqpar_ctx *ctx, const char *folde
     return SEQPAR_OK;
 }
 
+/* Sets the dtypes in the file: form->dtype or, if that is NONE, those of the source. */
 static inline seqpar_status demo_entry_dtypes(const demo_transfer *s,
                                               const demo_save_form *form, const char *folder,
                                               demo_entry *entries) {
@@ -188,7 +189,7 @@ static inline seqpar_status demo_write_index(const demo_transfer *s, const demo_
 }
 
 /* Writes the new files before it removes those of an earlier save with another number of files,
-   so that one of the two is always whole. */
+   so that a complete save always exists. */
 static inline seqpar_status demo_write_shards(const demo_transfer *s,
                                               const demo_save_form *form, const char *folder,
                                               const demo_entry *entries, demo_values_fn get) {
@@ -210,9 +211,9 @@ static inline seqpar_status demo_write_shards(const demo_transfer *s,
 
 /* ---- the folder ---- */
 
-/* Rank 0 writes weights and the files that belong to them into an existing folder, while the
-   other ranks run demo_hand_over. With `average`, which is collective, it writes the moving
-   average as the weights. */
+/* Rank 0 writes the weights and their other files into an existing folder, while the other
+   ranks call demo_hand_over. average: if not NULL, the moving average is written instead, and
+   the call is collective. */
 static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
                                       const char *folder, const demo_save_form *form,
                                       demo_average *average) {
@@ -270,7 +271,7 @@ static inline bool demo_is_foreign_model(const char *folder) {
     return !ours;
 }
 
-/* Refuses to replace what the trainers did not write. */
+/* Refuses to replace a model that seqpar did not write. */
 static inline seqpar_status demo_check_foreign(const char *save_path, seqpar_error *error) {
     static const char *const below[] = {"", "/ema", "/critic", "/merged"};
     char folder[1100];

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* save_trained.h - the model that was trained, its average and its merged form, written at the end. */
+/* save_trained.h - writes the trained model, its moving average and its merged form at the end
+ * of a run. */
 #ifndef DEMO_SAVE_TRAINED_H
 #define DEMO_SAVE_TRAINED_H
 #include "trainer/log/plot.h"
 #include "trainer/run/rank.h"
 
-/* Writes a model in the form of the folder that it began with. If there is none, config.json
-   gets the ids of BOS, EOS and PAD of the token file. */
+/* Writes a model in the form of the folder that it was loaded from. If there is none,
+   config.json gets the ids of BOS, EOS and PAD of the token file. */
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
@@ -26,7 +27,7 @@ static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                  r->ctx.error);
 }
 
-/* Collective: the average as a model folder of its own. */
+/* Writes the moving average into the subfolder "ema". Collective. */
 static seqpar_status demo_average_save(demo_rank *r) {
     char folder[1280];
     if (!r->average.share) return SEQPAR_OK;
@@ -36,7 +37,7 @@ static seqpar_status demo_average_save(demo_rank *r) {
     return status ? status : demo_save_model(r, demo_learner(r), folder, &r->average);
 }
 
-/* Rank 0 writes the whole model into a folder beside its adapters'. */
+/* Rank 0 writes the merged model into the subfolder "merged" of its adapters' folder. */
 static seqpar_status demo_write_merged(demo_rank *r, const seqpar_llama *model) {
     char folder[1280];
     bool critic = model == r->critic;
@@ -67,6 +68,7 @@ static seqpar_status demo_merged_save(demo_rank *r) {
                                                     : demo_merge_and_save(r, r->critic);
 }
 
+/* Plots the training loss of all steps into training_loss.svg. */
 static seqpar_status demo_draw_loss(demo_rank *r) {
     char path[1280];
     demo_error why;
@@ -83,7 +85,8 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
                : SEQPAR_OK;
 }
 
-/* Rank 0 writes the final model. If that fails, a checkpoint is written instead. */
+/* Rank 0 writes the final model. If that fails, a checkpoint is written instead and *stop is
+   set. */
 static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r),
                                  int *stop) {
     seqpar_error *error = r->ctx.error;

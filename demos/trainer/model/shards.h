@@ -12,9 +12,10 @@
 #include "tensors.h"
 
 enum { DEMO_SHARD_KINDS = 4, DEMO_SHARD_NAME = 200, DEMO_RUN_ID = 17 };
-/* Kind 0 is weights. Above 0, state[kind - 1] of demo_transfer is the optimizer's state. */
+/* Kind 0 is the weights. Kind k > 0 is optimizer state: state[k - 1] of demo_transfer. */
 static const char *const demo_shard_weights = "model.";
 
+/* A span: elements [first, first + count) of a tensor, stored in one shard. */
 typedef struct {
     int kind; /* 0: weights; from 1 on: optimizer state */
     int64_t tensor, first, count, file;
@@ -27,7 +28,7 @@ static inline void demo_shard_path(char *path, size_t size, const char *folder, 
              (long long)shards);
 }
 
-/* Does the name begin with that of a shard? *behind: what follows in the name. */
+/* Does the name begin with that of a shard? *behind: the rest of the name. */
 static inline bool demo_is_shard(const char *name, const char **behind) {
     long long shard, of;
     int end = 0;
@@ -53,7 +54,7 @@ static void demo_shard_marked(demo_shard_mark *mark, const char *run, int64_t st
 }
 
 /* Refuses a shard of another checkpoint, which has the same tensors with other values. run "":
-   the run is not known; then all shards must agree with the first. */
+   the run is unknown, and all shards must agree with the first. */
 static seqpar_status demo_shard_fits(const seqpar_safetensors_file *file,
                                      const seqpar_safetensors_file *first, const char *path,
                                      const char *run, int64_t step, seqpar_error *error) {
@@ -105,6 +106,7 @@ static seqpar_status demo_owned_values(const demo_transfer *s, const demo_shard_
     return seqpar_llama_read(s->ctx, s->model, values, span->tensor, first, count);
 }
 
+/* Writes a span a block at a time. Values that are not finite are refused. */
 static seqpar_status demo_write_span(const demo_transfer *s, seqpar_safetensors_writer *writer,
                                      const demo_shard_span *span, double *values) {
     seqpar_safetensors_dtype dtype = demo_dtype(span->kind ? s->ctx->device->accumulator
@@ -148,7 +150,8 @@ static seqpar_status demo_shard_sum(demo_sum *sum, const char *path, seqpar_erro
     return SEQPAR_OK;
 }
 
-/* Gathers the sums of all ranks. Every rank wrote one shard into each of the same folders. */
+/* Gathers size and CRC-32 of the shards of all ranks. Every rank wrote one shard into each of
+   the same folders. */
 static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
     int64_t count = arrlen(*sums),
             *numbers = (int64_t *)demo_alloc(2 * count * world->size + 1, 8);
@@ -172,7 +175,7 @@ static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
     return status;
 }
 
-/* Writes this rank's shard. prefix (kinds): that of weights first. */
+/* Writes this rank's shard. prefix (kinds): prefixes of tensor names, that of weights first. */
 static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder, int kinds,
                                       const char *const *prefix, demo_sum *sum) {
     char path[1400];
@@ -216,7 +219,8 @@ static inline int demo_by_place(const void *x, const void *y) {
     return (a->first > b->first) - (a->first < b->first);
 }
 
-/* Which span a file's tensor holds; false: none that is wanted. */
+/* Parses the name of a file's tensor into its span; false: the model and its optimizer have no
+   such tensor. */
 static bool demo_parse_span(const demo_transfer *s, const seqpar_safetensors_tensor *t,
                             int kinds, const char *const *prefix, demo_shard_span *span) {
     const char *at = strrchr(t->name, '@');
@@ -297,7 +301,7 @@ static seqpar_status demo_shards_check(const demo_transfer *s, const demo_shards
     return SEQPAR_OK;
 }
 
-/* Whether this rank keeps any of these elements. */
+/* Does this rank store any of these elements? */
 static bool demo_stores_span(const demo_transfer *s, const demo_shard_span *span, int64_t first,
                              int64_t count) {
     int64_t own, n;
@@ -309,6 +313,7 @@ static bool demo_stores_span(const demo_transfer *s, const demo_shard_span *span
             own < first + count);
 }
 
+/* Reads the blocks of a span of which this rank stores a part. */
 static seqpar_status demo_read_span(const demo_transfer *s, seqpar_safetensors_file *file,
                                     const demo_shard_span *span, double *values) {
     seqpar_status status = SEQPAR_OK;
@@ -328,7 +333,7 @@ static seqpar_status demo_read_span(const demo_transfer *s, seqpar_safetensors_f
     return status;
 }
 
-/* Every rank reads what it keeps. */
+/* Every rank reads the elements that it stores. */
 static seqpar_status demo_load_shards(const demo_transfer *s, const char *folder,
                                       int64_t shards, int kinds, const char *const *prefix) {
     demo_shards_in in = {0};

@@ -18,14 +18,15 @@ typedef struct {
     bool sharded;   /* each rank stores only what it owns */
     bool offloaded; /* if sharded: what a rank owns is outside of the device's memory */
     bool four_bits; /* seqpar_llama_config.four_bits of every model; then none is sharded */
-    seqpar_device *device; /* of the shared weights; NULL: every rank has its own weights */
+    seqpar_device *device; /* device of the shared weights; NULL: every rank has its own */
     void **arrays;         /* the weights, stb_ds array; the first rank of a group adds to it */
     int64_t bytes;         /* of all arrays */
     pthread_mutex_t lock;  /* protects arrays and bytes */
 } demo_shared;
 
-/* Allocates zeroed weights of a model, shared or of this rank. offload: those of a frozen model
-   go outside of the device's memory. Collective over the world. */
+/* Allocates zeroed weights of a model, shared by the ranks or for this rank alone. offload:
+   weights of a frozen model are stored outside of the device's memory. Collective over the
+   world. */
 static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
                                      const seqpar_llama_config *config, demo_shared *shared,
                                      bool offload) {
@@ -65,7 +66,7 @@ static bool demo_is_shared(const seqpar_llama *model) {
     return !model->params.bytes && !model->shards;
 }
 
-/* Whether a tensor is in four bits. */
+/* Is the tensor stored in four bits? */
 static bool demo_is_coded(const seqpar_llama *model, int64_t tensor) {
     return model->codes_at && model->codes_at[tensor] >= 0;
 }

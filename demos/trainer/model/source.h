@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* source.h - copies to the folder of the trained model what the original folder has besides its
- * weights: config.json, in which only what training changed is different, the tokenizer, and
- * the settings for sampling. So a program that loads the original can load the trained model.
- * */
+/* source.h - copies the files beside the original weights to the trained model's folder: the
+ * tokenizer, the generation config, and config.json, in which only the values that training
+ * changed differ. So a program that loads the original can load the trained model. */
 #ifndef DEMO_SOURCE_H
 #define DEMO_SOURCE_H
 
@@ -26,9 +25,8 @@ static inline void demo_source_set(cJSON *config, const char *key, cJSON *value)
         cJSON_AddItemToObject(config, key, value);
 }
 
-/* Updates what a reward model's config says. Mean and deviation of its scores are removed if
-   the weights have changed. The name of the head becomes that of this run, which may be
-   another. */
+/* Updates the keys of reward models. Mean and standard deviation of the scores are removed if
+   the weights have changed. The head gets the name that it has in this run. */
 static inline void demo_source_score(cJSON *config, const seqpar_llama_config *c,
                                      bool trained) {
     static const char head[] = "value_head_prefix";
@@ -90,6 +88,7 @@ static inline seqpar_status demo_source_config(const char *source, const char *f
     return demo_source_write(json, path, error);
 }
 
+/* Copies a file of the original folder, if it exists. */
 static inline seqpar_status demo_source_copy(const char *source, const char *folder,
                                              const char *name, seqpar_error *error) {
     char from[4352], to[4352];

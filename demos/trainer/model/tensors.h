@@ -17,7 +17,7 @@ static seqpar_safetensors_dtype demo_dtype(int dtype) {
 
 static seqpar_safetensors_tensor demo_tensor(const seqpar_tensor *t, const char *name,
                                              int64_t rows, seqpar_safetensors_dtype dtype) {
-    /* gains and biases are vectors */
+    /* norm weights and biases are vectors */
     seqpar_safetensors_tensor s = {.name = name, .dtype = dtype, .dims = t->decay ? 2 : 1};
     s.shape[0] = t->decay ? rows : t->cols;
     s.shape[1] = t->cols;
@@ -36,7 +36,7 @@ static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double
     return SEQPAR_OK;
 }
 
-/* Most values of a block. */
+/* The largest number of values in a block. */
 #ifndef DEMO_VALUES
 #define DEMO_VALUES (1 << 17)
 #endif
@@ -64,7 +64,8 @@ typedef struct {
     seqpar_optim_part part;
 } demo_block_wanted;
 
-/* What ranks other than 0 do meanwhile. first: a model of which this rank has a share. */
+/* The other ranks run this while rank 0 writes: they take part in gathering each block that
+   rank 0 needs. first: a model of which this rank has a share. */
 static seqpar_status demo_hand_over(seqpar_ctx *ctx,
                                     const seqpar_llama *const models[DEMO_SAVED_MODELS],
                                     const seqpar_llama *first) {
@@ -117,18 +118,20 @@ static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values,
     return seqpar_optim_read(s->ctx, s->optim, values, &kept);
 }
 
-/* A sink takes what lies at `from` in the file; values (part->count) is scratch. */
+/* A sink loads a block of the file, `from`, into the model or its state; values (part->count)
+   is scratch memory. */
 typedef seqpar_status (*demo_sink_fn)(const demo_transfer *s, const seqpar_optim_part *part,
                                       seqpar_safetensors_file *file,
                                       const seqpar_safetensors_part *from, double *values);
 
-/* Weights in host memory, in fp32 or fp64, are read directly to their place. */
+/* Loads a block of weights. fp32 and fp64 weights in host memory are read in place, without
+   scratch memory. */
 static seqpar_status demo_weights_put(const demo_transfer *s, const seqpar_optim_part *part,
                                       seqpar_safetensors_file *file,
                                       const seqpar_safetensors_part *from, double *values) {
     const seqpar_device *d = s->ctx->device;
     int64_t element = s->model->tensors[part->tensor].offset + part->first;
-    /* a 4-bit tensor is written by one rank, all of it */
+    /* one rank writes all of a 4-bit tensor */
     bool coded = demo_is_coded(s->model, part->tensor);
     bool here = !s->ctx->queue && !s->model->shards && !coded;
     void *to = here ? (char *)s->model->params.data + element * seqpar_dtype_bytes(d->storage)
@@ -178,7 +181,7 @@ static seqpar_status demo_optimizer_put(const demo_transfer *s, const seqpar_opt
     return status ? status : demo_optimizer_take(s, &kept, values);
 }
 
-/* The next block of a tensor. */
+/* The block of a tensor that begins at element `first`. */
 static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t tensor,
                                     int64_t first) {
     int64_t left = t->rows * t->cols - first;
@@ -187,13 +190,13 @@ static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t t
 
 /* ---- writing ---- */
 
-/* A tensor of the model that goes into a file. There it may be a part of a larger tensor, whose
-   parts follow one another. */
+/* A tensor of the model that goes into a file, perhaps as a part of a larger tensor, whose
+   parts are adjacent entries. */
 typedef struct {
     char name[160];
-    int64_t tensor, rows; /* rows: of the larger one */
+    int64_t tensor, rows; /* rows: of the tensor in the file */
     int state;
-    bool begins; /* it is the first part of a tensor */
+    bool begins; /* it is the first or only part of a tensor in the file */
     seqpar_safetensors_dtype dtype;
 } demo_entry;
 
@@ -233,7 +236,7 @@ static seqpar_status demo_fits(seqpar_ctx *ctx, const demo_entry *e, const doubl
     return SEQPAR_OK;
 }
 
-/* Converts values to the file's type: bytes (count). */
+/* Converts values to the dtype of the file: bytes (count). */
 static void demo_narrow(char *bytes, const double *values, int64_t count,
                         seqpar_safetensors_dtype dtype) {
     float *floats = (float *)bytes;
@@ -299,7 +302,7 @@ static seqpar_status demo_write_entries(const demo_transfer *s, const char *path
     return status;
 }
 
-/* Writes all entries into one file. */
+/* Writes all tensors of the model, once with each prefix, into one file. */
 static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path, int parts,
                                        const char *const *prefix, demo_values_fn get, int dtype,
                                        const seqpar_safetensors_pair *metadata,
@@ -325,7 +328,7 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
     file = demo_weights_file(from, name);
     seqpar_safetensors_tensor wanted = demo_tensor(t, name, place.rows,
                                                    SEQPAR_SAFETENSORS_NONE);
-    /* the file has no score head, so the model's new one stays */
+    /* the file has no score head: keep the new one */
     if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
         !seqpar_safetensors_find(file, name))
         return SEQPAR_OK;
@@ -369,8 +372,8 @@ static seqpar_status demo_load_file(const demo_transfer *s, const char *path, in
 
 static const char *const demo_no_prefix[] = {""};
 
-/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other
-   shapes. A score head that the folder does not have stays as it is. */
+/* Loads the weights of a folder; refuses NaN and infinity, missing tensors and wrong shapes. A
+   score head that the folder lacks stays as it is. */
 static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
                                        const char *folder) {
     demo_transfer store = {.ctx = ctx, .model = model};
@@ -412,7 +415,7 @@ static uint64_t demo_digest_shape(const seqpar_llama_config *c) {
 }
 
 #ifndef DEMO_DIGEST_PART
-#define DEMO_DIGEST_PART 4096 /* numbers */
+#define DEMO_DIGEST_PART 4096 /* elements in a block */
 #endif
 /* Digest of config and weights; old: as in checkpoints of 0.2.0. Collective if the weights are
    sharded. */

@@ -18,12 +18,12 @@
 #endif
 enum { DEMO_WEIGHTS_PATH = 4608 };
 
-/* naming of tensors in files */
+/* how tensors are named in files */
 enum {
     DEMO_NAMES_PLAIN,
     DEMO_NAMES_FUSED,   /* Phi-3: some tensors of a layer are fused into one */
     DEMO_NAMES_MIXTRAL, /* experts have w1, w2 and w3 */
-    DEMO_NAMES_STACKED, /* transformers 5, not in files: a layer's experts are one tensor */
+    DEMO_NAMES_STACKED, /* transformers 5 in memory: a layer's experts are one tensor */
     DEMO_NAMES
 };
 
@@ -52,7 +52,8 @@ static inline const demo_shard *demo_weights_find(const demo_weights *w, const c
     return NULL;
 }
 
-/* The file that has a tensor, or the first one, which then says that it is missing. */
+/* The file that has a tensor. If none has it, the first file, which then reports it as
+   missing. */
 static inline seqpar_safetensors_file *demo_weights_file(const demo_weights *w,
                                                          const char *name) {
     const demo_shard *shard = demo_weights_find(w, name);
@@ -85,7 +86,7 @@ static inline seqpar_status demo_weights_open_file(demo_weights *w, const char *
     return error->status;
 }
 
-/* ---- several ---- */
+/* ---- several files ---- */
 
 /* Checks an entry of weight_map: the file must hold the tensor. Opens the file if no entry
    before named it. */
@@ -139,6 +140,7 @@ static inline seqpar_status demo_weights_map(demo_weights *w, const cJSON *map,
     return demo_weights_listed(w, map, error);
 }
 
+/* Opens the files that model.safetensors.index.json names. */
 static inline seqpar_status demo_weights_index(demo_weights *w, seqpar_error *error) {
     const char *why;
     size_t size;
@@ -155,8 +157,8 @@ static inline seqpar_status demo_weights_index(demo_weights *w, seqpar_error *er
     return error->status;
 }
 
-/* Refuses the folder of an adapter. transformers would add it even to whole weights beside it.
-   */
+/* Refuses the folder of an adapter, even with whole weights beside it: transformers would add
+   the adapter to them. */
 static inline seqpar_status demo_weights_adapter(const char *folder, seqpar_error *error) {
     char path[DEMO_WEIGHTS_PATH];
     snprintf(path, sizeof path, "%s/adapter_config.json", folder);
@@ -187,8 +189,8 @@ static inline seqpar_status demo_weights_form(const char *folder, seqpar_error *
     return SEQPAR_OK;
 }
 
-/* Opens model.safetensors, or else the files that its index names. folder: borrowed. On success
-   the caller calls demo_weights_close. */
+/* Opens model.safetensors, or else the files that its index names. `folder` must stay valid
+   until demo_weights_close, which the caller calls on success. */
 static inline seqpar_status demo_weights_open(demo_weights *w, const char *folder,
                                               seqpar_error *error) {
     char path[DEMO_WEIGHTS_PATH];
