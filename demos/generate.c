@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generate.c - generates texts for prompts. It can score them by reward models, servers or a
- * rule, and make training data of them.
+/* generate.c - generates texts for prompts, scores them by reward models, reward servers or a
+ * rule, and turns them into training data.
  *
  *     generate --dataset prompts.jsonl --input_key question --pretrain model --output_path texts.jsonl \
  *         --n_samples_per_prompt 4 --reward_pretrain rm --post_processor rs --data_parallel_size 4
  *
- * Any number of ranks gives the same texts. --help lists everything. */
+ * The texts do not depend on the number of ranks. --help lists all options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* seqpar.c - one program for commands of OpenRLHF, 360-LLaMA-Factory and axolotl: type seqpar
- * before them.
+/* seqpar.c - runs commands of OpenRLHF, 360-LLaMA-Factory and axolotl: type seqpar before the
+ * command.
  *
  *     seqpar deepspeed --module openrlhf.cli.train_sft --dataset d.jsonl --pretrain model
  *
- * It finds the trainer, takes the number of ranks from the launcher's options, looks up names
- * of a hub in a local file, makes tokens of text, and then executes the trainer in its place.
- * */
+ * It selects the trainer, takes the number of ranks from the launcher's options, replaces names
+ * on a hub by local paths, tokenizes text data, and then replaces itself by the trainer
+ * (exec). */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #include "program/deepspeed.h"
@@ -58,7 +58,8 @@ static void program_help_option(const demo_known *known, program_meaning *all) {
            known != target ? ": " : "", role, text);
 }
 
-/* The options of one program; 2 if there is no such program. */
+/* Prints the options that are accepted from one program. Returns 2 if the program is
+   unknown. */
 static int program_help_of(const program *p, const char *name) {
     static const char *const sources[DEMO_FROMS] = {"seqpar", "openrlhf", "360lf", "axolotl"};
     int from = DEMO_FROM_OPENRLHF;
@@ -78,9 +79,10 @@ static int program_help_of(const program *p, const char *name) {
     return demo_print_failed("the help");
 }
 
-/* ---- the program's own options ---- */
+/* ---- seqpar's own options ---- */
 
-/* 1: a word was one of them, or two were; 0: it is none; -1 with one sentence. */
+/* Reads one option of seqpar itself. Returns the number of words it takes, 1 or 2; 0 if the
+   next word is no such option; -1 with a message. */
 static int program_own(program *p, char **words, int64_t count) {
     const struct {
         const char *name;
@@ -105,9 +107,9 @@ static int program_own(program *p, char **words, int64_t count) {
     return 0;
 }
 
-/* ---- words that a shell makes of a page ---- */
+/* ---- mistakes in a command that was copied from a page ---- */
 
-/* Is it the value of an option before it? */
+/* Is word i the value of the option before it? */
 static bool program_is_value(const program *p, int i) {
     const char *before = p->words[i - 1];
     const demo_known *known = program_known(before);
@@ -115,7 +117,8 @@ static bool program_is_value(const program *p, int i) {
            !(known && (!strcmp(known->kind, "flag") || !strcmp(known->kind, "optional")));
 }
 
-/* A backslash continues a line only if nothing stands behind it. */
+/* Refuses words that are blank or a comment. They mean that a blank follows the backslash at
+   the end of a line, so the shell did not join the lines. */
 static int program_words_check(program *p) {
     for (int i = p->at; i < p->count; i++) {
         const char *word = p->words[i];
@@ -147,7 +150,7 @@ static int program_options_take(program *p) {
     return 0;
 }
 
-/* The trainers are programs of their own, in this one's folder. */
+/* Checks that the trainer, a separate program in the folder of this one, can be executed. */
 static int program_trainer_check(program *p) {
     char **words = program_trainer_words(p);
     if (!access(words[0], X_OK)) return 0;
@@ -173,7 +176,7 @@ static bool program_asks_help(const program *p) {
     return false;
 }
 
-/* All that changes the trainer's options. */
+/* Translates the options of the other program into options of the trainer. */
 static int program_translate(program *p) {
     bool theirs = p->from == DEMO_FROM_LLAMAFACTORY || p->from == DEMO_FROM_AXOLOTL;
     if (theirs && program_deepspeed_options(p)) program_complain(p, "deepspeed");
@@ -193,13 +196,14 @@ static int program_become_trainer(program *p) {
     return demo_fail(p->error, "%.1000s cannot be started: %s", words[0], strerror(errno));
 }
 
-/* What would be run, a line each. */
+/* For --print_command: prints the trainer's command line. */
 static void program_print(const program *p) {
     char **words = program_trainer_words(p);
     puts(demo_shell_line("", words, arrlen(words) - 1) + 1);
 }
 
-/* Several hosts are a launcher's: its command is said. 0: run it here; else the exit code. */
+/* For several hosts prints the launcher commands, since this program starts ranks only on its
+   own host. Returns 0 if the trainer is to run here, else the exit code. */
 static int program_hosts(program *p) {
     bool elsewhere = program_is_elsewhere(p);
     if (p->nodes > 1) program_hosts_say(p, elsewhere ? stdout : stderr);
@@ -222,7 +226,7 @@ static int program_find_folder(program *p) {
                      strerror(errno));
 }
 
-/* The exit code, where the trainer does not take over; -1 with one sentence. */
+/* Returns the exit code, or -1 with a message. Does not return if it executes the trainer. */
 static int program_main(program *p) {
     int own = 1, code;
     while (p->at < p->count && (own = program_own(p, p->words + p->at, p->count - p->at)) > 0)

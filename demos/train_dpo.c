@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_dpo.c - direct preference optimization and its relatives, sequences split over ranks.
+/* train_dpo.c - direct preference optimization (DPO) and related losses, with sequences split
+ * over ranks.
  *
  *     train_dpo --dataset pairs.jsonl --prompt_key prompt --pretrain sft_model --packing_samples --ring_attn_size 4
  *
- * The first loss is -log(sigmoid(0)) to the bit, and four ranks give the weights of one. --help lists everything. */
+ * At the first step the policy is the reference, so the loss is exactly -log(sigmoid(0)). Four
+ * ranks and one rank give the same weights, bit for bit. --help lists all options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

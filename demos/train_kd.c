@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_kd.c - knowledge distillation: a small model learns from a larger one, sequences split over ranks.
+/* train_kd.c - knowledge distillation: a student model learns from a larger teacher model, with
+ * sequences split over ranks.
  *
  *     train_kd --dataset data.jsonl --input_key question --output_key answer --pretrain student --teacher_model teacher --ring_attn_size 4
  *
- * Neither model's logits are ever whole in memory. --help lists everything. */
+ * The logits of a sequence are never all in memory at once, neither the student's nor the
+ * teacher's. --help lists all options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

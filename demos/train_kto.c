@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_kto.c - KTO from responses that are liked or not, sequences split over ranks.
+/* train_kto.c - KTO: learns from responses labelled desirable or undesirable, with sequences
+ * split over ranks.
  *
  *     train_kto --dataset labelled.jsonl --input_key prompt --output_key completion --pretrain sft_model --ring_attn_size 4
  *
- * Its KL term is over the whole optimizer step, however it is split. --help lists everything.
-    */
+ * The KL term is computed over the whole optimizer step, so it does not depend on micro-batches
+ * or ranks. --help lists all options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

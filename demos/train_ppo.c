@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_ppo.c - PPO, REINFORCE and group-relative policy optimization, sequences split over
- * ranks.
+/* train_ppo.c - PPO, REINFORCE and group-relative policy optimization, with sequences split
+ * over ranks.
  *
  *     train_ppo --prompt_data prompts.jsonl --input_key question --label_key answer --pretrain sft_model
  *         --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 4 --ring_attn_size 4
  *
- * Any number of ranks gives the same texts, rewards and weights. --help lists everything. */
+ * The texts, rewards and weights do not depend on the number of ranks. --help lists all
+ * options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

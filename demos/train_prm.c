@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_prm.c - process reward models, which rate each step of a text, sequences split over
-   ranks.
+/* train_prm.c - process reward models, which rate each step of a solution, with sequences split
+ * over ranks.
  *
  *     train_prm --dataset steps.jsonl --placeholder_token '*' --reward_tokens + - --pretrain model --ring_attn_size 4
  *
- * A label stands at the placeholder behind its step. --help lists everything. */
+ * A placeholder token follows each step, and the step's label is the target at that token.
+ * --help lists all options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_rm.c - a reward model from preference pairs, sequences split over ranks.
+/* train_rm.c - trains a reward model on preference pairs, with sequences split over ranks.
  *
  *     train_rm --dataset pairs.jsonl --prompt_key prompt --pretrain sft_model --packing_samples --ring_attn_size 4
  *
- * Writes a sequence classifier of one label, whose score.weight reads the last token. --help lists everything. */
+ * Writes a sequence classifier with one label: score.weight maps the last token's hidden state
+ * to the reward. --help lists all options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

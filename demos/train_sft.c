@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_sft.c - supervised fine-tuning of a small transformer, its sequences split over ranks.
+/* train_sft.c - supervised fine-tuning of a transformer, with sequences split over ranks.
  *
  *     train_sft --dataset data.jsonl --input_key question --output_key answer --packing_samples --ring_attn_size 4
  *
- * Four ranks and one rank give the same weights, bit for bit. --help lists everything. */
+ * Four ranks and one rank give the same weights, bit for bit. --help lists all options. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* axolotl.h - axolotl's yaml files: which trainer they mean, and their list of data sets. */
+/* axolotl.h - reads axolotl's yaml files: which trainer a file selects, and its list of data
+ * sets. */
 #ifndef PROGRAM_AXOLOTL_H
 #define PROGRAM_AXOLOTL_H
 
@@ -54,7 +55,7 @@ static const char *const program_axolotl_roles[] = {"user", "assistant", "system
                                                     NULL};
 static const char *const program_axolotl_properties[] = {"role", "content", NULL};
 
-/* Refuses values of keys that would change what is read or learnt. */
+/* Refuses keys whose value would change which data is read or which tokens are trained on. */
 static int program_axolotl_refused(const program_keys *k, const program_node *set) {
     static const struct {
         const char *key, *harmless, *fix;
@@ -85,7 +86,7 @@ static void program_axolotl_name(cJSON *to, const program_node *set, const char 
     if (text || otherwise) cJSON_AddStringToObject(to, name, text ? text : otherwise);
 }
 
-/* The keys of a conversation, and the roles in it. */
+/* Translates, for prepare.py, the names of the keys of a conversation and of its roles. */
 static int program_axolotl_chat(const program_keys *k, const program_node *set, cJSON *info) {
     const program_node *roles = program_entry(set, "roles"),
                        *mapped = program_entry(set, "message_property_mappings");
@@ -125,8 +126,9 @@ static int program_axolotl_completion(const program_node *set, cJSON *info) {
     return 0;
 }
 
-/* The file of a set: data_files, which may be in the folder path; without data_files, path
-   itself. The ending of its name makes ds_type redundant. */
+/* The path of the data set: the file in data_files, as given or relative to the folder `path`;
+   without data_files, `path` itself. ds_type is not needed, since the file name extension gives
+   the format. */
 static char *program_axolotl_path(const program_keys *k, const program_node *set) {
     const char *path = program_entry_text(set, "path");
     const program_node *files = program_entry(set, "data_files");
@@ -142,6 +144,8 @@ static char *program_axolotl_path(const program_keys *k, const program_node *set
     return program_text("%s", one ? one : path);
 }
 
+/* Checks one entry of the list and adds its path and its JSON object to sets. chats: set if the
+   entry holds conversations. */
 static int program_axolotl_set_add(const program_keys *k, program_sets *sets,
                                    const program_node *set, bool *chats) {
     cJSON *info = cJSON_CreateObject();
@@ -188,8 +192,9 @@ static int program_axolotl_sets(program_keys *k, const char *key, const char *op
     return 0;
 }
 
-/* ---- the chat template: the model's own, or one that is written out ---- */
+/* ---- the chat template: that of the model, or one given in the yaml file ---- */
 
+/* Conversations always need a chat template, so --apply_chat_template is added for them. */
 static int program_axolotl_template(program_keys *k, bool chats) {
     program_key name = {0}, text = {0};
     bool named = program_key_take(k, "chat_template", &name),
@@ -212,8 +217,8 @@ static int program_axolotl_template(program_keys *k, bool chats) {
     return 0;
 }
 
-/* Does this tokenizer.json have the token? Also true if the file is no tokenizer.json, which
-   is refused elsewhere. */
+/* Does this tokenizer.json have the token? Also true if the file is not a valid tokenizer.json;
+   later code refuses that. */
 static bool program_has_token(const cJSON *json, const char *text) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model"), *token;
     const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
@@ -223,14 +228,15 @@ static bool program_has_token(const cJSON *json, const char *text) {
             cJSON_GetObjectItemCaseSensitive(token, "content"));
         if (content && !strcmp(content, text)) return true;
     }
-    cJSON_ArrayForEach(token, vocab) { /* or a list of pairs */
+    cJSON_ArrayForEach(token, vocab) { /* a Unigram vocabulary is a list of pairs */
         const char *content = cJSON_GetStringValue(cJSON_GetArrayItem(token, 0));
         if (content && !strcmp(content, text)) return true;
     }
     return false;
 }
 
-/* Accepts only pad_token, which changes no number if the tokenizer has it. Others would. */
+/* Accepts only pad_token, which changes no result if the tokenizer already has it. Other
+   special tokens would change results. */
 static int program_axolotl_tokens(program_keys *k) {
     program_key tokens;
     if (!program_key_take(k, "special_tokens", &tokens)) return 0;
@@ -249,8 +255,8 @@ static int program_axolotl_tokens(program_keys *k) {
     return 0;
 }
 
-/* Refuses a pad token that the tokenizer lacks: axolotl would add a row to embedding and head.
-   */
+/* Refuses a pad token that the tokenizer lacks: axolotl would add a row for it to the embedding
+   and to the head. */
 static int program_axolotl_pad(program *p) {
     const char *model = program_given(p, "pretrain");
     char *path = program_text("%s/tokenizer.json", model ? model : ".");

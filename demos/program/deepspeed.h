@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* deepspeed.h - DeepSpeed's configuration file, which LLaMA-Factory and axolotl name. How state
- * is sharded and where it is stored become options of the trainer. Batch sizes, gradient
+/* deepspeed.h - reads DeepSpeed's configuration file, which commands of LLaMA-Factory and
+ * axolotl name. ZeRO stage and offloading become options of the trainer. Batch sizes, gradient
  * clipping and types must be "auto" or agree with the command, as in transformers. Keys that
- * only change speed are ignored, and all other keys are refused by name. */
+ * only change speed are ignored. All other keys are refused, with their name. */
 #ifndef PROGRAM_DEEPSPEED_H
 #define PROGRAM_DEEPSPEED_H
 
@@ -20,9 +20,10 @@ static int program_deepspeed_wrong(const program_deepspeed *d, const program_nod
                       "%.100s is %.100s, which is not supported: %s", key, text, fix);
 }
 
-/* ---- keys with one value ---- */
+/* ---- keys that are accepted with a single value ---- */
 
-/* Keys, and the value of each that needs nothing here; "*": any value. */
+/* A key, and its only accepted value, which has no effect here; "*": any value is accepted.
+   fix: what to do about other values. */
 typedef struct {
     const char *key, *harmless, *fix;
 } program_deepspeed_key;
@@ -86,7 +87,8 @@ static bool program_is_auto(const program_node *value) {
     return value->shape == PROGRAM_VALUE && !strcmp(value->text, "auto");
 }
 
-/* 1: the table has the key, 0: it has not, -1 with one sentence. */
+/* Looks a key up in a table. Returns 1 if the key is there with an accepted value, 0 if it is
+   not there, -1 with a message if its value is refused. */
 static int program_deepspeed_plain(const program_deepspeed *d,
                                    const program_deepspeed_key *table, const char *key,
                                    const program_node *value) {
@@ -104,9 +106,10 @@ static int program_deepspeed_unknown(const program_deepspeed *d, const program_n
                       key->text);
 }
 
-/* ---- what must agree with the command, as transformers wants it ---- */
+/* ---- values that must agree with the command, as transformers requires ---- */
 
-/* otherwise: the default, if the command does not give the option. */
+/* Refuses a value that differs from the option of the command. otherwise: the default of the
+   option. */
 static int program_deepspeed_agrees(const program_deepspeed *d, const program_node *value,
                                     const char *key, const char *option,
                                     const char *otherwise) {
@@ -122,7 +125,8 @@ static int program_deepspeed_agrees(const program_deepspeed *d, const program_no
         given ? given : otherwise);
 }
 
-/* The command gives train_batch_size, or the factors of which it is the product. */
+/* Refuses a number if the command gives only its factors (micro-batch, accumulation steps,
+   ranks), since the product is not known yet. */
 static int program_deepspeed_batch(const program_deepspeed *d, const program_node *value) {
     if (program_is_auto(value) || program_given(d->p, "train_batch_size"))
         return program_deepspeed_agrees(d, value, "train_batch_size", "train_batch_size",
@@ -132,7 +136,8 @@ static int program_deepspeed_batch(const program_deepspeed *d, const program_nod
                                    "ranks; write \"auto\"");
 }
 
-/* Reads {"enabled": ...}; the other keys are about loss scaling in fp16. */
+/* Reads the block {"enabled": ...} of a type. Its other keys are ignored: they are about loss
+   scaling in fp16. */
 static int program_deepspeed_type(const program_deepspeed *d, const char *key,
                                   const program_node *type) {
     const program_node *enabled = program_entry(type, "enabled");
@@ -147,7 +152,7 @@ static int program_deepspeed_type(const program_deepspeed *d, const char *key,
                      "weights and activations are fp32 or bf16; write false");
 }
 
-/* Accepts only AdamW, with the parameters of the command. */
+/* Accepts only AdamW, with the same parameters as the command. */
 static int program_deepspeed_optimizer(const program_deepspeed *d, const program_node *block) {
     const char *type = program_entry_text(block, "type");
     const program_node *params = program_entry(block, "params");
@@ -168,7 +173,7 @@ static int program_deepspeed_optimizer(const program_deepspeed *d, const program
 
 /* ---- ZeRO ---- */
 
-/* Reads {"device": "cpu"}; with "nvme", also its folder. */
+/* Reads a block such as {"device": "cpu"}; for "nvme" also the folder. */
 static int program_deepspeed_offload(const program_deepspeed *d, const char *key,
                                      const program_node *block) {
     const char *device = program_entry_text(block, "device"),
@@ -196,6 +201,7 @@ static int program_deepspeed_stage(const program_deepspeed *d, const program_nod
     return 0;
 }
 
+/* Reads the block zero_optimization. */
 static int program_deepspeed_zero_read(const program_deepspeed *d, const program_node *zero) {
     if (program_map_wanted(d->p, d->path, zero, "zero_optimization")) return -1;
     for (int64_t i = 0; i < arrlen(zero->items); i += 2) {
@@ -214,6 +220,8 @@ static int program_deepspeed_zero_read(const program_deepspeed *d, const program
 
 /* ---- the file ---- */
 
+/* Reads one top-level key. `shown` lists blocks about logging, profiling and I/O, which are
+   ignored. */
 static int program_deepspeed_key_read(const program_deepspeed *d, const program_node *key,
                                       const program_node *value) {
     static const char *const shown[] = {"activation_checkpointing",
@@ -247,7 +255,7 @@ static int program_deepspeed_key_read(const program_deepspeed *d, const program_
     return program_deepspeed_unknown(d, key);
 }
 
-/* Replaces --deepspeed FILE by the options that the file stands for. */
+/* Replaces --deepspeed FILE by the options that express the content of the file. */
 static int program_deepspeed_options(program *p) {
     int i = program_find(p, "deepspeed");
     program_deepspeed d = {p, program_given(p, "deepspeed")};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* digest.h - a digest of all that a token file depends on: every byte of the data, of the model
- * folder's tokenizer, of prepare.py with its modules and of its options. Paths are left out, so
- * that moving the files does not change it. */
+/* digest.h - a digest of everything that a token file depends on: the bytes of the data and of
+ * the model folder's tokenizer, prepare.py with its modules, and its options. Paths are not
+ * included, so moving the files does not change the digest. */
 #ifndef PROGRAM_DIGEST_H
 #define PROGRAM_DIGEST_H
 
@@ -19,7 +19,7 @@ static uint64_t program_digest_text(uint64_t digest, const char *text) {
     return program_digest(digest, text, strlen(text) + 1);
 }
 
-/* Adds the file's bytes and their number. 0, or -1 with a message. */
+/* Adds the file's bytes and their number to the digest. 0, or -1 with a message. */
 static int program_digest_file(program *p, uint64_t *digest, const char *path) {
     static char bytes[1 << 16];
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -58,8 +58,8 @@ static int program_order(const void *a, const void *b) {
 
 static int program_digest_set(program *p, uint64_t *digest, const char *path, int depth);
 
-/* Adds the data files of a folder, sorted by name, and of subfolders one level below: splits.
-   */
+/* Adds the data files of a folder, sorted by name, and those of its direct subfolders, which
+   hold the splits of a data set. */
 static int program_digest_folder(program *p, uint64_t *digest, const char *path, int depth) {
     char **names = NULL;
     struct stat about;
@@ -88,7 +88,7 @@ static int program_digest_set(program *p, uint64_t *digest, const char *path, in
                   : program_digest_file(p, digest, path);
 }
 
-/* json@FOLDER is read as FOLDER. */
+/* The path of a data set; the prefix of json@FOLDER is removed. */
 static const char *program_set_path(const char *name) {
     const char *at = strchr(name, '@');
     return at && access(name, F_OK) ? at + 1 : name;
@@ -103,7 +103,7 @@ static int program_digest_data(program *p, uint64_t *digest, const char *paths) 
     }
 }
 
-/* ---- the tokenizer: what prepare.py reads of a model's folder ---- */
+/* ---- the tokenizer: the files of a model folder that prepare.py reads ---- */
 
 static int program_digest_tokenizer(program *p, uint64_t *digest, const char *folder) {
     static const char *const files[] = {
@@ -118,7 +118,7 @@ static int program_digest_tokenizer(program *p, uint64_t *digest, const char *fo
     return 0;
 }
 
-/* ---- prepare.py, and its modules in tokens/ beside it ---- */
+/* ---- prepare.py, and its modules in the folder tokens/ next to it ---- */
 
 static int program_is_module(const struct dirent *entry) {
     size_t length = strlen(entry->d_name);

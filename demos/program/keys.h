@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* keys.h - turns the keys of a yaml file into options of a trainer. Every key is looked up in
- * options.tsv, by its name in its program. The words behind the file on the command line
- * override the keys in the file, as in both programs. */
+ * options.tsv, under its name in the program that the file is for. As in both programs, words
+ * after the file on the command line override keys of the file. */
 #ifndef PROGRAM_KEYS_H
 #define PROGRAM_KEYS_H
 
@@ -10,7 +10,7 @@
 typedef struct {
     const char *name;
     program_node value;
-    int line; /* 0: behind the file, on the command line */
+    int line; /* 0: the key is on the command line, after the file */
 } program_key;
 
 typedef struct {
@@ -19,7 +19,7 @@ typedef struct {
     program_key *keys; /* stb_ds array */
 } program_keys;
 
-/* Sets the error, which begins with the line of the key. Returns -1. */
+/* Sets the error message, which begins with the line of the key. Returns -1. */
 __attribute__((format(printf, 3, 4))) static int program_key_wrong(const program_keys *k,
                                                                    const program_key *key,
                                                                    const char *format, ...) {
@@ -40,8 +40,8 @@ static program_key *program_key_find(const program_keys *k, const char *name) {
     return NULL;
 }
 
-/* Removes a key from the list, so that later steps do not see it. False: it is missing or null.
-   */
+/* Removes a key from the list, so that later functions do not see it. Returns false if the key
+   is missing or null. */
 static bool program_key_take(program_keys *k, const char *name, program_key *taken) {
     program_key *key = program_key_find(k, name);
     if (!key) return false;
@@ -60,7 +60,7 @@ static int program_keys_read(program_keys *k) {
     return 0;
 }
 
-/* ---- words behind the file on the command line ---- */
+/* ---- words after the file on the command line ---- */
 
 static void program_key_override(program_keys *k, const char *name, const char *text) {
     program_key key = {name, {PROGRAM_VALUE, 0, true, program_text("%s", text), NULL}, 0};
@@ -71,7 +71,7 @@ static void program_key_override(program_keys *k, const char *name, const char *
         arrput(k->keys, key);
 }
 
-/* LLaMA-Factory's are key=value, and no others. */
+/* LLaMA-Factory accepts only key=value. */
 static int program_keys_equals(program_keys *k, char **words, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const char *equals = strchr(words[i], '=');
@@ -86,7 +86,7 @@ static int program_keys_equals(program_keys *k, char **words, int64_t count) {
     return 0;
 }
 
-/* axolotl's are --key value or --key=value. */
+/* axolotl accepts --key value and --key=value. */
 static int program_keys_dashes(program_keys *k, char **words, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const char *word = words[i], *equals = strchr(word, '=');
@@ -114,7 +114,7 @@ static bool program_takes_list(const demo_known *known) {
     return !strcmp(target->kind, "strings") || strcmp(target->role, "real") != 0;
 }
 
-/* The value as an option's text; NULL with one sentence. */
+/* The key's value as text for the command line; NULL with a message. */
 static char *program_key_value(const program_keys *k, const program_key *key,
                                const demo_known *known) {
     const program_node *value = &key->value;
@@ -162,7 +162,7 @@ static int program_key_unknown(const program_keys *k, const program_key *key) {
                              nearest ? nearest->name : "", demo_from_name[k->p->from]);
 }
 
-/* Adds an option of the trainer, with the line that it comes from. */
+/* Adds an option of the trainer and records the line that it comes from. */
 static void program_said(program *p, const char *name, const char *text,
                          const program_origin *origin) {
     program_origin place = {name, origin->path, origin->line};
@@ -170,7 +170,7 @@ static void program_said(program *p, const char *name, const char *text,
     arrput(p->origins, place);
 }
 
-/* Options that this program reads itself; no trainer gets them. */
+/* Is it an option that seqpar itself reads and does not pass to the trainer? */
 static bool program_is_own(const char *name) {
     return demo_same_name(name, "deepspeed") || demo_same_name(name, "dataset_dir");
 }
@@ -189,7 +189,7 @@ static int program_key_option(program_keys *k, const program_key *key) {
     return -1;
 }
 
-/* Joins adam_beta1 and adam_beta2, which are one option here. */
+/* Joins adam_beta1 and adam_beta2 into the one option adam_betas. */
 static void program_betas(program_keys *k) {
     program_key one = {0}, two = {0};
     bool has_one = program_key_take(k, "adam_beta1", &one),
@@ -203,7 +203,7 @@ static void program_betas(program_keys *k) {
     arrput(k->keys, both);
 }
 
-/* Turns all keys that are left into options. */
+/* Turns all remaining keys into options. */
 static void program_keys_options(program_keys *k) {
     for (int64_t i = 0; i < arrlen(k->keys); i++)
         if (program_key_option(k, &k->keys[i])) program_complain(k->p, k->keys[i].name);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* launchers.h - launchers and their options, which precede a trainer's name in commands of
- * other programs. Options that give the number of ranks are followed. Options that have no
- * meaning here are named in one notice. All others are refused. */
+/* launchers.h - the launchers of other programs and their options, which precede the trainer's
+ * name in a command. Options that give the number of ranks are followed. Options that have no
+ * effect here are listed in one notice. All others are refused. */
 #ifndef PROGRAM_LAUNCHERS_H
 #define PROGRAM_LAUNCHERS_H
 
@@ -9,7 +9,7 @@
 
 enum {
     PROGRAM_NOTHING,
-    PROGRAM_MODULE, /* a module's name follows, not a file's */
+    PROGRAM_MODULE, /* the next word is a module, not a script */
     PROGRAM_HOSTFILE,
     PROGRAM_NODES,
     PROGRAM_PER_NODE,
@@ -143,8 +143,8 @@ static const program_launcher program_launchers[] = {
     {{"python3"}, "python"}};
 enum { PROGRAM_LAUNCHERS = (int)(sizeof program_launchers / sizeof *program_launchers) };
 
-/* How many words this launcher's command begins with; 0: the next words are not this
-   launcher's. python3.11 is python3. */
+/* The number of words with which this launcher's command begins; 0 if the next words are not
+   this launcher. python3.11 counts as python3. */
 static int program_launcher_words(const program *p, const program_launcher *l) {
     int n = 0;
     for (; n < 3 && l->words[n]; n++) {
@@ -169,7 +169,7 @@ static const program_launcher_option *program_launcher_option_of(const char *lau
     return NULL;
 }
 
-/* The option's value; NULL with one sentence where there is none. */
+/* The option's value; NULL with a message if it is missing. */
 static const char *program_launcher_value(program *p, const program_launcher_option *o) {
     const char *word = p->words[p->at++], *equals = strchr(word, '=');
     if (equals) return equals + 1;
@@ -178,7 +178,8 @@ static const char *program_launcher_value(program *p, const program_launcher_opt
     return NULL;
 }
 
-/* The launcher's type of numbers, for a trainer without such an option. */
+/* The launcher option for mixed precision, for trainers that are not given the type
+   otherwise. */
 static int program_launcher_precision(program *p, const char *what, const char *value) {
     p->launch.bf16 = !strcmp(value, "bf16");
     if (p->launch.bf16 || !strcmp(value, "no")) return 0;
@@ -187,7 +188,7 @@ static int program_launcher_precision(program *p, const char *what, const char *
 }
 
 /* Applies one option. --nnodes 2:4 and --nproc_per_node gpu are refused: only the cluster or
-   the machine knows these numbers. */
+   the machine knows the number they stand for. */
 static int program_launcher_take(program *p, const program_launcher_option *o,
                                  const char *value) {
     program_launch *l = &p->launch;
@@ -206,8 +207,8 @@ static int program_launcher_take(program *p, const program_launcher_option *o,
                : program_count(p, what, value, count);
 }
 
-/* All options of the launcher. module: set if a module's name follows. idle: those that do
-   nothing, stb_ds array. */
+/* Reads all options of the launcher. module: set if the next word is a module. idle: the
+   options that have no effect here; stb_ds array. */
 static int program_launcher_walk(program *p, const char *launcher, bool *module,
                                  const char ***idle) {
     while (p->at < p->count && p->words[p->at][0] == '-' && p->words[p->at][1]) {
@@ -228,7 +229,8 @@ static int program_launcher_walk(program *p, const char *launcher, bool *module,
     return 0;
 }
 
-/* One launcher, at `at`: 1, 0 where there is none, or -1 with one sentence. */
+/* Reads one launcher with its options. Returns 1, 0 if the next word is no launcher, or -1 with
+   a message. */
 static int program_launcher_read(program *p, bool *module, const char ***idle) {
     for (int i = 0; i < PROGRAM_LAUNCHERS; i++) {
         int words = program_launcher_words(p, &program_launchers[i]);
@@ -242,7 +244,7 @@ static int program_launcher_read(program *p, bool *module, const char ***idle) {
     return 0;
 }
 
-/* NAME=VALUE before a command is the environment's, as in a shell. */
+/* Sets an environment variable if the next word is NAME=VALUE, as a shell does. */
 static bool program_environment(program *p) {
     size_t name = strspn(p->words[p->at], "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
     if (!name || p->words[p->at][name] != '=') return false;
@@ -256,7 +258,7 @@ static void program_idle_say(const char **idle) {
     if (arrlen(idle)) fputc('\n', stderr);
 }
 
-/* All launchers before the program's name. */
+/* Reads all launchers before the trainer's name, such as accelerate launch. */
 static int program_launchers_read(program *p, bool *module) {
     const char **idle = NULL;
     int read = 1;

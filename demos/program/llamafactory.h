@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* llamafactory.h - what is LLaMA-Factory's own: its yaml files, data sets by their names in
- * dataset_info.json, and what its options mean for them. As release 0.9.5 has it. */
+/* llamafactory.h - LLaMA-Factory 0.9.5: its yaml files, its data sets named in
+ * dataset_info.json, and options whose meaning differs from that here. */
 #ifndef PROGRAM_LLAMAFACTORY_H
 #define PROGRAM_LLAMAFACTORY_H
 
@@ -49,7 +49,7 @@ static int program_info_wrong(const program_infos *in, const program_node *node,
     return program_at(in->p, in->path, node->line, sentence, name);
 }
 
-/* Refuses values that would change what is read. */
+/* Refuses keys whose value would change which data is read. */
 static int program_info_refused(const program_infos *in, const program_node *set,
                                 const char *name) {
     static const struct {
@@ -71,6 +71,7 @@ static int program_info_refused(const program_infos *in, const program_node *set
     return 0;
 }
 
+/* Refuses unknown names in columns and tags, and columns of images, videos or audio. */
 static int program_info_columns_check(const program_infos *in, const program_node *set) {
     static const char *const media[] = {"images", "videos", "audios"};
     const program_node *columns = program_entry(set, "columns"),
@@ -109,7 +110,8 @@ static int program_info_suits(const program_infos *in, const program_node *set,
     return 0;
 }
 
-/* file_name in the folder, or a name on a hub for --local_names. NULL with one sentence. */
+/* The path of a data set: file_name in the folder, or a name on a hub, which --local_names maps
+   to a path later. NULL with a message. */
 static char *program_info_path(const program_infos *in, const program_node *set,
                                const char *name) {
     static const char *const hubs[] = {"hf_hub_url", "ms_hub_url", "om_hub_url"};
@@ -131,7 +133,7 @@ static char *program_info_path(const program_infos *in, const program_node *set,
     return NULL;
 }
 
-/* The set's JSON object for prepare.py. */
+/* The JSON object that describes the data set to prepare.py. */
 static cJSON *program_info_json(const program_infos *in, const program_node *set) {
     static const char *const told[] = {"formatting", "columns", "tags"};
     cJSON *json = cJSON_CreateObject();
@@ -146,7 +148,7 @@ static cJSON *program_info_json(const program_infos *in, const program_node *set
     return json;
 }
 
-/* The names of the sets, for a message. */
+/* The names of all data sets, for an error message. */
 static char *program_info_names(const program_infos *in) {
     char *text = program_text("nothing");
     for (int64_t i = 0; i < arrlen(in->root.items) && i < 40; i += 2)
@@ -154,6 +156,8 @@ static char *program_info_names(const program_infos *in) {
     return text;
 }
 
+/* Looks one data set up by its name, checks it, and adds its path and its JSON object to
+   sets. */
 static int program_info_add(const program_infos *in, program_sets *sets, const char *option,
                             const char *name) {
     const program_node *set = program_entry(&in->root, name);
@@ -175,7 +179,7 @@ static int program_info_add(const program_infos *in, program_sets *sets, const c
     return 0;
 }
 
-/* Blanks beside a comma are no part of a name. */
+/* Copies a name without the blanks around it. */
 static char *program_word(const char *begin, size_t length) {
     while (length && *begin == ' ') begin++, length--;
     while (length && begin[length - 1] == ' ') length--;
@@ -205,7 +209,7 @@ static void program_drop_all(program *p, const char *name) {
     for (int i; (i = program_find(p, name)) >= 0;) program_drop(p, i);
 }
 
-/* Requires a template: without it, conversations of dataset_info.json cannot become text. */
+/* Requires a template, since conversations in dataset_info.json have none. */
 static int program_template_wanted(program *p) {
     if (program_given(p, "template") || program_find(p, "pretrain_mode") >= 0) return 0;
     return demo_fail(p->error,
@@ -214,8 +218,8 @@ static int program_template_wanted(program *p) {
                      program_listed(program_templates));
 }
 
-/* Is the data named in dataset_info.json? It is if dataset_dir or a yaml file is given, or if
-   the name is no path and the folder has a dataset_info.json. */
+/* Are the data sets named in dataset_info.json? Yes if dataset_dir or a yaml file gives them,
+   or if the name is no path and the folder has a dataset_info.json. */
 static bool program_has_infos(const program *p, const char *folder) {
     const char *data = program_given(p, "dataset");
     return program_given(p, "dataset_dir") ||
@@ -224,6 +228,7 @@ static bool program_has_infos(const program *p, const char *folder) {
            program_origin_of(p, "dataset");
 }
 
+/* Replaces the names of dataset and eval_dataset by paths, as dataset_info.json says. */
 static int program_sets_of_llamafactory(program *p) {
     const char *folder = program_given(p, "dataset_dir");
     program_infos in = {.p = p, .folder = folder ? program_text("%s", folder) : "data"};
@@ -237,14 +242,15 @@ static int program_sets_of_llamafactory(program *p) {
     if (program_yaml_read(p, in.path, &in.root) || program_info_option(&in, "dataset") ||
         program_info_option(&in, "eval_dataset"))
         return -1;
-    program_drop_all(p, "max_samples"); /* it limits each set, so each set's JSON has it */
+    /* max_samples limits each data set and is in its JSON object */
+    program_drop_all(p, "max_samples");
     return program_template_wanted(p);
 }
 
-/* ---- options that mean something else there ---- */
+/* ---- options with another meaning in LLaMA-Factory ---- */
 
-/* With packing, documents have at most cutoff_len - 1 tokens. Plain text is in blocks already,
-   so the option is dropped for it. */
+/* With packing, LLaMA-Factory limits documents to cutoff_len - 1 tokens. Plain text is already
+   cut into blocks, so packing is dropped for it. */
 static void program_packing_of_llamafactory(program *p) {
     const char *packing = program_given(p, "packing_samples"), *most;
     bool on = packing && demo_truth(packing) == 1;
@@ -270,9 +276,9 @@ static void program_llamafactory(program *p) {
     program_packing_of_llamafactory(p);
 }
 
-/* ---- its yaml ---- */
+/* ---- LLaMA-Factory's yaml files ---- */
 
-/* Without finetuning_type, LLaMA-Factory trains adapters. */
+/* Sets the default of LLaMA-Factory: without finetuning_type it trains LoRA adapters. */
 static void program_finetuning(program_keys *k) {
     if (!program_key_find(k, "finetuning_type"))
         program_key_override(k, "finetuning_type", "lora");

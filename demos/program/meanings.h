@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* meanings.h - the meaning here of an option on a help page, taken from the trainers' --help,
- * so that every text is written only once. */
+/* meanings.h - the description of each option on seqpar's help pages. It is taken from the
+ * output of the trainers' --help, so that every description is written only once. */
 #ifndef PROGRAM_MEANINGS_H
 #define PROGRAM_MEANINGS_H
 
 #include "program.h"
 
-/* name and text, stb_ds string map */
+/* name and description, stb_ds string map */
 typedef struct {
     char *key, *value;
 } program_meaning;
 
-/* A trainer's --help; "" where it cannot be run. For free(). */
+/* The output of a trainer's --help; "" if the trainer cannot be run. The caller calls
+   free(). */
 static char *program_trainer_help(const program *p, const char *tool) {
     char *binary = program_binary(p, "", tool);
     char *command = program_text("'%s' --help 2>/dev/null", binary);
@@ -27,7 +28,8 @@ static char *program_trainer_help(const program *p, const char *tool) {
     return text;
 }
 
-/* Entries are "  --name  kind [default] text"; a default may have line ends. */
+/* Parses a help page and adds its entries. An entry is "  --name  kind [default] text"; a
+   default may contain line ends. */
 static void program_meanings_add(program_meaning **all, char *help) {
     char *next = strstr(help, "\n\n  --"), *text;
     for (char *at = next ? next + 2 : NULL; at; at = next) {
@@ -42,7 +44,7 @@ static void program_meanings_add(program_meaning **all, char *help) {
     }
 }
 
-/* The texts of all options of the trainers in this program's folder. */
+/* The descriptions of the options of all trainers. */
 static program_meaning *program_meanings(const program *p) {
     static const char *const tools[] = {"sft", "dpo", "rm",  "kto",
                                         "kd",  "prm", "ppo", "generate"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* names.h - names of data sets and models on a hub, looked up in a file that says where they
- * are on this machine: a line each, the name, a tab, the path. Nothing is downloaded. */
+/* names.h - replaces names of data sets and models on a hub by local paths. A file lists them,
+ * one name, tab and path a line. Nothing is downloaded. */
 #ifndef PROGRAM_NAMES_H
 #define PROGRAM_NAMES_H
 
@@ -28,6 +28,7 @@ static const char *program_name_path(const program_names *n, const char *name) {
     return NULL;
 }
 
+/* Parses one line of the file and adds its name and path to n->local. */
 static int program_name_line(program *p, program_names *n, int line, char *text) {
     char *tab = strchr(text, '\t');
     text[strcspn(text, "\r")] = 0;
@@ -52,7 +53,8 @@ static int program_names_read(program *p, program_names *n) {
     int line = 0;
     n->file = p->local_names ? p->local_names : "names.tsv";
     if (!p->local_names && access(n->file, F_OK)) return 0;
-    char *bytes = demo_read_whole(n->file, 1 << 24, &size, &why); /* not freed: still in use */
+    /* not freed: n->local points into it */
+    char *bytes = demo_read_whole(n->file, 1 << 24, &size, &why);
     if (!bytes)
         return demo_fail(p->error,
                          "--local_names %.300s: %s; give a file of lines: name, tab, path",
@@ -65,7 +67,7 @@ static int program_names_read(program *p, program_names *n) {
     return 0;
 }
 
-/* A file or folder; json@FOLDER is one, too. */
+/* Does the file or folder exist? Accepts the form json@FOLDER. */
 static bool program_is_here(const char *name) {
     const char *at = strchr(name, '@');
     return !access(name, F_OK) || (at && at[1] && !access(at + 1, F_OK));
@@ -95,7 +97,7 @@ static void program_name_missing(program *p, const program_names *n, const char 
                   option, name, name, n->file);
 }
 
-/* Where one name is; NULL with one sentence. */
+/* The path of one name; NULL with a message. */
 static const char *program_name_found(program *p, const program_names *n, const char *option,
                                       const char *name) {
     if (!*name || program_is_here(name)) return name;
@@ -111,7 +113,8 @@ static const char *program_name_found(program *p, const program_names *n, const 
     return NULL;
 }
 
-/* Replaces the names in the value of one option by paths. -1: one has no path. */
+/* Replaces the names in the value of one option by paths. -1 with a message if one has no
+   path. */
 static int program_names_of(program *p, const program_names *n, int i, const char *option) {
     program_value at = program_value_of(p, i);
     char *paths = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* program.h - what the program seqpar knows of a command: the words that were typed, the
- * trainer that they start, and the options of that trainer. Nothing of it is freed: at the end
- * the trainer replaces this program in its process. */
+/* program.h - the state of the program seqpar: the words of the command, the trainer that it
+ * starts, and the trainer's options. Its memory is never freed, because in the end the trainer
+ * replaces this program in its process. */
 #ifndef PROGRAM_H
 #define PROGRAM_H
 
@@ -17,7 +17,7 @@ typedef struct {
     int64_t slots;
 } program_host;
 
-/* What the launcher's options say of the ranks; 0: nothing. */
+/* The number of ranks, as the launcher's options give it; 0: not given. */
 typedef struct {
     const char *launcher; /* NULL: there is none */
     const char *hostfile, *include;
@@ -25,35 +25,36 @@ typedef struct {
     bool bf16; /* the launcher's --mixed_precision */
 } program_launch;
 
-/* Where an option comes from: a line of a file or, if that is 0, the words behind the file. */
+/* The origin of an option: a line of a file, or line 0 for words after the file on the command
+   line. */
 typedef struct {
     const char *name, *path;
     int line;
 } program_origin;
 
-/* An error message, and the line of the yaml file that it is about; INT_MAX: none. */
+/* An error message and the line of the yaml file that it is about; INT_MAX: no line. */
 typedef struct {
     char *text;
     int line;
 } program_complaint;
 
 typedef struct {
-    char **words; /* of the command; the next one is at `at` */
+    char **words; /* words of the command; words[at] is the next one */
     int count, at;
-    const char *tool;        /* of options.tsv: "sft", ... */
-    int from;                /* DEMO_FROM_ */
-    char **options;          /* the trainer's, stb_ds array */
-    program_origin *origins; /* of those that a file has; stb_ds array */
+    const char *tool;        /* the trainer, as in options.tsv: "sft", ... */
+    int from;                /* the program whose command it is: DEMO_FROM_.. */
+    char **options;          /* the trainer's options, stb_ds array */
+    program_origin *origins; /* origins of options from a file; stb_ds array */
     program_launch launch;
-    program_host *hosts;  /* of the hostfile, stb_ds array */
+    program_host *hosts;  /* hosts of the hostfile, stb_ds array */
     int64_t nodes, ranks; /* 0: not given */
     const char *cache_dir, *local_names;
     bool local, print_command;
     const char *file, *pad; /* the yaml file, and its pad_token; NULL: there is none */
     int pad_line;
-    program_complaint *complaints; /* stb_ds arrays, of the errors so far */
-    const char **wrong;            /* options that are refused already */
-    char folder[PATH_MAX];         /* where this program and the trainers are */
+    program_complaint *complaints; /* stb_ds array: the errors so far */
+    const char **wrong;            /* options that have been refused */
+    char folder[PATH_MAX];         /* folder of this program and the trainers */
     demo_error *error;
 } program;
 
@@ -75,7 +76,7 @@ static inline const char *program_base(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* The program of a tool: kind is "", "cuda_" or "mpi_". */
+/* The path of a trainer's executable. kind: "", "cuda_" or "mpi_". */
 static inline char *program_binary(const program *p, const char *kind, const char *tool) {
     return program_text("%s/%s%s%s", p->folder, kind, strcmp(tool, "generate") ? "train_" : "",
                         tool);
@@ -86,7 +87,8 @@ static inline bool program_is_elsewhere(const program *p) { return p->nodes > 1 
 
 /* ---- the trainer's options ---- */
 
-/* What a word names; NULL: it is no option, or one that the trainer will refuse. */
+/* The option that a word names; NULL if the word is no option, or one that the trainer will
+   refuse. */
 static inline const demo_known *program_known(const char *word) {
     char name[DEMO_NAME_LIMIT];
     if (strncmp(word, "--", 2)) return NULL;
@@ -95,9 +97,9 @@ static inline const demo_known *program_known(const char *word) {
     return known ? demo_known_target(known) : NULL;
 }
 
-/* Where option i has its value: in p->options[word], from byte `behind` on. */
+/* The position of option i's value: in p->options[word], from byte `behind` on. */
 typedef struct {
-    int word; /* -1: it has none */
+    int word; /* -1: the option has no value */
     int behind;
 } program_value;
 
@@ -108,7 +110,7 @@ static inline program_value program_value_of(const program *p, int i) {
     return (program_value){follows ? i + 1 : -1, 0};
 }
 
-/* The last mention of an option, by whatever name; -1: none. */
+/* The index of the last occurrence of an option under any of its names; -1: none. */
 static inline int program_find(const program *p, const char *name) {
     int last = -1;
     for (int i = 0; i < arrlen(p->options); i++) {
@@ -118,7 +120,7 @@ static inline int program_find(const program *p, const char *name) {
     return last;
 }
 
-/* Its value; NULL: it was not given one. */
+/* The value of an option; NULL if it has none. */
 static inline const char *program_given(const program *p, const char *name) {
     int i = program_find(p, name);
     program_value at = i < 0 ? (program_value){-1, 0} : program_value_of(p, i);
@@ -140,15 +142,15 @@ static inline void program_drop(program *p, int i) {
     arrdeln(p->options, i, at.word > i ? 2 : 1);
 }
 
-/* Where the option was said last; NULL: on a command line without a file. */
+/* The origin of the last occurrence of an option; NULL if no file is involved. */
 static inline const program_origin *program_origin_of(const program *p, const char *name) {
     for (int64_t i = arrlen(p->origins) - 1; i >= 0; i--)
         if (demo_same_name(p->origins[i].name, name)) return &p->origins[i];
     return NULL;
 }
 
-/* Puts "x.yaml:7: " before an error about an option of that file, and removes the dashes.
-   Returns -1. */
+/* Prefixes an error about an option from a file with "x.yaml:7: ", and removes the option's
+   dashes. Returns -1. */
 static inline int program_error_placed(program *p) {
     char name[DEMO_NAME_LIMIT];
     const char *text = p->error->text;
@@ -167,7 +169,7 @@ static inline int program_error_placed(program *p) {
 
 /* ---- all errors are reported at once ---- */
 
-/* Records an error message that is escaped already. */
+/* Records an error message whose control characters are already escaped. */
 static inline void program_complain_as(program *p, const char *text) {
     size_t length = p->file ? strlen(p->file) : 0;
     bool placed = p->file && !strncmp(text, p->file, length) && text[length] == ':';
@@ -176,8 +178,8 @@ static inline void program_complain_as(program *p, const char *text) {
     arrput(p->complaints, one);
 }
 
-/* Records the error and clears it, so that checking can go on. option: the one that it is
-   about, or NULL. */
+/* Records the current error and clears it, so that checking continues. option: the option that
+   the error is about, or NULL. */
 static inline void program_complain(program *p, const char *option) {
     static char shown[4 * sizeof(demo_error)];
     program_complain_as(p, seqpar_escape(shown, sizeof shown, p->error->text));
@@ -185,8 +187,8 @@ static inline void program_complain(program *p, const char *option) {
     p->error->text[0] = 0;
 }
 
-/* Does this message of the trainer name an option that was refused already? The trainer did not
-   get the option's value, so the message may not be true. */
+/* Does this message of the trainer name an option that has been refused? The trainer did not
+   get the value of that option, so its message may be wrong. */
 static inline bool program_is_hanging(const program *p, const char *sentence) {
     for (int64_t i = 0; i < arrlen(p->wrong); i++) {
         const demo_known *known = demo_known_find(p->wrong[i]);
@@ -200,7 +202,7 @@ static inline bool program_is_hanging(const program *p, const char *sentence) {
     return false;
 }
 
-/* Prints the errors in the order of their lines; those without a line come last. */
+/* Prints the errors sorted by line; errors without a line come last. */
 static inline void program_complaints_say(program *p) {
     program_complaint *all = p->complaints;
     for (int64_t i = 0; i < arrlen(all); i++) {
@@ -212,7 +214,7 @@ static inline void program_complaints_say(program *p) {
     for (int64_t i = 0; i < arrlen(all); i++) fprintf(stderr, "error: %s\n", all[i].text);
 }
 
-/* A whole number of ranks or the like. 0, or -1 with one sentence. */
+/* Parses a number of ranks, hosts or slots. 0, or -1 with a message. */
 static inline int program_count(program *p, const char *what, const char *text,
                                 int64_t *value) {
     if (demo_read_int(text, value) && *value > 0 && *value <= SEQPAR_MAX_RANKS) return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* sets.h - data sets that LLaMA-Factory's dataset_info.json or axolotl's list `datasets`
- * describes. Their paths become --dataset. The rest becomes a list of JSON objects that
- * demos/prepare.py reads (--dataset_info). */
+/* sets.h - data sets that are described in LLaMA-Factory's dataset_info.json or in axolotl's
+ * list `datasets`. Their paths become --dataset. Their descriptions become a list of JSON
+ * objects for demos/prepare.py (--dataset_info). */
 #ifndef PROGRAM_SETS_H
 #define PROGRAM_SETS_H
 
@@ -9,7 +9,7 @@
 #include "keys.h"
 
 typedef struct {
-    char *paths; /* a comma list; NULL: none yet */
+    char *paths; /* comma list; NULL: none yet */
     cJSON *infos;
 } program_sets;
 
@@ -19,7 +19,8 @@ static void program_set_add(program_sets *s, const char *path, cJSON *info) {
     cJSON_AddItemToArray(s->infos, info);
 }
 
-/* The sets as options of the trainer: --dataset and --dataset_info, or the same for eval_. */
+/* Adds the options --dataset and --dataset_info for the sets, or --eval_dataset and
+   --eval_dataset_info. */
 static void program_sets_said(program *p, const program_sets *s, const char *option,
                               const program_origin *origin) {
     char *info = program_text("%sdataset_info", !strncmp(option, "eval_", 5) ? "eval_" : "");
@@ -33,7 +34,7 @@ static bool program_is_listed(const char *const *list, const char *word) {
     return false;
 }
 
-/* The words of a list, for a sentence. */
+/* Joins the words of a list for an error message. */
 static char *program_listed(const char *const *list) {
     char *text = program_text("%s", *list);
     while (*++list) text = program_text("%s, %s", text, *list);
@@ -68,7 +69,7 @@ static cJSON *program_json_value(const program_node *node) {
     return cJSON_CreateString(node->text);
 }
 
-/* The tree as JSON. */
+/* Converts a yaml tree to JSON. */
 static cJSON *program_json(const program_node *node) {
     if (node->shape == PROGRAM_VALUE) return program_json_value(node);
     cJSON *json = node->shape == PROGRAM_LIST ? cJSON_CreateArray() : cJSON_CreateObject();
@@ -80,7 +81,7 @@ static cJSON *program_json(const program_node *node) {
     return json;
 }
 
-/* A map of names to texts, with keys of the list alone; NULL values are left as they are. */
+/* Checks that the keys of a map are in the list and that its values are texts or null. */
 static int program_names_map(program *p, const char *path, const program_node *map,
                              const char *of, const char *const *list) {
     if (program_map_wanted(p, path, map, of) || program_keys_known(p, path, map, of, list))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* stage.h - the trainers here, and which of them LLaMA-Factory's --stage asks for. */
+/* stage.h - the trainers of this project, and the one that LLaMA-Factory's --stage selects. */
 #ifndef PROGRAM_STAGE_H
 #define PROGRAM_STAGE_H
 
@@ -14,7 +14,7 @@ static int program_tool(const char *name) {
     return -1;
 }
 
-/* --stage is the trainer; pt is train_sft on plain text. */
+/* Sets the trainer from --stage; pt (pretraining) is train_sft on plain text. */
 static int program_stage(program *p) {
     int i = program_find(p, "stage");
     const char *stage = program_given(p, "stage");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* targets.h - which trainer a command starts, and whose command it is: by a trainer's name,
- * by a module or script of OpenRLHF, by LLaMA-Factory's script and its --stage, or by a yaml
- * file of LLaMA-Factory or axolotl. */
+/* targets.h - finds the trainer that a command starts, and the program that the command is
+ * written for. A command names a trainer, a module or script of OpenRLHF, LLaMA-Factory's
+ * script with --stage, or a yaml file of LLaMA-Factory or axolotl. */
 #ifndef PROGRAM_TARGETS_H
 #define PROGRAM_TARGETS_H
 
@@ -10,8 +10,8 @@
 #include "llamafactory.h"
 #include "stage.h"
 
-/* Replaces p->options by those that the yaml file p->options[at], of LLaMA-Factory or axolotl,
-   and the words behind it stand for. */
+/* Translates the yaml file p->options[at] of LLaMA-Factory or axolotl, and the words after it,
+   into options, which replace p->options. */
 static int program_yaml(program *p, int from, int at) {
     program_keys k = {.p = p, .path = p->options[at]};
     char **behind = p->options + at + 1;
@@ -26,7 +26,8 @@ static int program_yaml(program *p, int from, int at) {
     return axolotl ? program_yaml_of_axolotl(&k) : program_yaml_of_llamafactory(&k);
 }
 
-/* train_sft, train_ppo_ray and the like; false: there is no such trainer here. */
+/* Sets p->tool from a name such as train_sft or train_ppo_ray; false if there is no such
+   trainer. */
 static bool program_trainer(program *p, const char *name, size_t length) {
     static const char *const generates[] = {"generate", "batch_inference" /* OpenRLHF's */};
     char wanted[32];
@@ -52,7 +53,8 @@ static int program_no_trainer(program *p, const char *word) {
         word);
 }
 
-/* llamafactory-cli passes these variables to torchrun, unless a launcher has started it. */
+/* Reads the variables that llamafactory-cli passes to torchrun, unless another launcher
+   precedes it. */
 static int program_launch_of_environment(program *p) {
     static const char *const names[] = {"NNODES", "NPROC_PER_NODE"};
     int64_t *const counts[] = {&p->launch.nodes, &p->launch.per_node};
@@ -64,7 +66,7 @@ static int program_launch_of_environment(program *p) {
     return 0;
 }
 
-/* Reads the yaml file behind axolotl.cli.train, llamafactory-cli train and the like. */
+/* Reads the yaml file after axolotl.cli.train, llamafactory-cli train and the like. */
 static int program_yaml_behind(program *p, int from, const char *word, bool verb) {
     int at = verb;
     if (verb && arrlen(p->options) && strcmp(p->options[0], "train"))
@@ -91,7 +93,7 @@ static int program_module(program *p, const char *word) {
     return 0;
 }
 
-/* LLaMA-Factory's src/train.py takes options or a file of them. */
+/* Handles a script: LLaMA-Factory's src/train.py takes options or a yaml file. */
 static int program_script(program *p, const char *word) {
     const char *name = program_base(word);
     if (!strcmp(name, "train.py") || !strcmp(name, "train_bash.py"))
@@ -102,8 +104,7 @@ static int program_script(program *p, const char *word) {
     return program_trainer(p, name, strlen(name) - 3) ? 0 : program_no_trainer(p, word);
 }
 
-/* Sets tool and from by the word behind the launchers; the trainer's options are there
-   already. */
+/* Sets tool and from by the word after the launchers. p->options must already be filled. */
 static int program_target(program *p, const char *word, bool module) {
     size_t length = strlen(word);
     if (module) return program_module(p, word);

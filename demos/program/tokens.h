@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* tokens.h - makes tokens of text, once. The trainer prints which of its data is text, and with
- * which options demos/prepare.py makes tokens of it (--print_prepare). The name of the token
- * file has a digest of all that it depends on, so that the file is reused until any of that
+/* tokens.h - tokenizes text data once. The trainer reports which of its data is text, and with
+ * which options demos/prepare.py is to tokenize it (--print_prepare). The name of the token
+ * file contains a digest of everything it depends on, so the file is reused until any of that
  * changes. */
 #ifndef PROGRAM_TOKENS_H
 #define PROGRAM_TOKENS_H
@@ -13,17 +13,17 @@
 #include "digest.h"
 #include "trainer/data/token_file.h"
 
-/* One data set that is text. */
+/* A data set that is text and must be tokenized. */
 typedef struct {
     const char *option;
     char **words; /* arguments of prepare.py; stb_ds array */
     const char *kind, *pretrain, *paths;
-    char **output; /* the argument that is the token file's path */
+    char **output; /* the argument with the path of the token file */
 } program_set;
 
-/* ---- another program ---- */
+/* ---- running another program ---- */
 
-/* In the child: it ends when this program ends, however that happens. */
+/* In the child process: executes the program. On Linux it gets SIGTERM when its parent ends. */
 static void program_become(char *const *words, int out, int errors) {
 #ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -33,8 +33,8 @@ static void program_become(char *const *words, int out, int errors) {
     _exit(2);
 }
 
-/* Starts a program: stdout goes to `out`, stderr to `errors`. Its process, or -1 with a
-   message. */
+/* Starts a program with stdout on `out` and stderr on `errors`. Returns its process id, or -1
+   with a message. */
 static pid_t program_begin(program *p, char *const *words, int out, int errors) {
     fflush(NULL);
     pid_t child = fork();
@@ -50,14 +50,14 @@ static int program_exit_code(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Another program has printed an error: exits with the code of that program. */
+/* Exits with the code of another program, which has already printed its error. */
 static int program_end_as(int code) {
     fflush(NULL);
     exit(code);
 }
 
-/* Prints what the trainer wrote to stderr. Its errors are recorded, with the line of the file
-   if they are about an option that comes from there. */
+/* Prints what the trainer wrote to stderr. Errors are not printed but recorded, with the line
+   of the yaml file if they are about an option from there. */
 static void program_say_placed(program *p, FILE *said) {
     static char line[sizeof(demo_error)];
     rewind(said);
@@ -76,8 +76,8 @@ static void program_say_placed(program *p, FILE *said) {
     fclose(said);
 }
 
-/* All that a program prints to stdout, a zero-terminated stb_ds array; NULL: there are errors.
-   */
+/* Runs a program and returns its stdout as a zero-terminated stb_ds array; NULL if it reported
+   errors. */
 static char *program_output(program *p, char *const *words) {
     int ends[2];
     char *text = NULL, part[4096];
@@ -100,7 +100,7 @@ static char *program_output(program *p, char *const *words) {
     return text;
 }
 
-/* ---- data that is text, as the trainer reports it ---- */
+/* ---- data sets that are text, as the trainer reports them ---- */
 
 /* The value of an option of prepare.py; NULL: it is missing. */
 static char **program_set_word(const program_set *set, const char *name) {
@@ -109,7 +109,8 @@ static char **program_set_word(const program_set *set, const char *name) {
     return NULL;
 }
 
-/* Reads a line of --print_prepare; the texts point into the JSON, which is not freed. */
+/* Parses a line of --print_prepare. The strings of set point into the JSON, which is not
+   freed. */
 static int program_set_read(program *p, program_set *set, const char *line) {
     cJSON *json = cJSON_Parse(line), *word;
     const cJSON *option = cJSON_GetObjectItemCaseSensitive(json, "option");
@@ -129,16 +130,16 @@ static int program_set_read(program *p, program_set *set, const char *line) {
     return 0;
 }
 
-/* ---- where its tokens are kept ---- */
+/* ---- the path of the token file ---- */
 
-/* Is the value of this option of prepare.py only a path? */
+/* Is the value of this option of prepare.py a path? Paths are not part of the digest. */
 static bool program_is_place(const char *word) {
     return !strcmp(word, "--output") || !strcmp(word, "--pretrain") ||
            !strcmp(word, "--dataset");
 }
 
-/* Adds the options of prepare.py. If the chat template is a file, adds its bytes, not its path.
-   */
+/* Adds the options of prepare.py to the digest. For a chat template in a file it adds the bytes
+   of the file, not its path. */
 static int program_digest_words(program *p, uint64_t *digest, const program_set *set) {
     for (int64_t i = 0; i < arrlen(set->words); i++) {
         const char *word = set->words[i];
@@ -162,7 +163,8 @@ static int program_digest_all(program *p, uint64_t *digest, const program_set *s
                : 0;
 }
 
-/* Beside the first of the data, or in --cache_dir: NAME.KIND.DIGEST.tokens */
+/* The path of the token file, NAME.KIND.DIGEST.tokens, in the folder of the first data file or
+   in --cache_dir. */
 static char *program_cached(program *p, const program_set *set, uint64_t digest) {
     char *first = program_text("%.*s", (int)strcspn(set->paths, ","), set->paths);
     char *path = program_text("%s", program_set_path(first));
@@ -181,8 +183,8 @@ static char *program_cached(program *p, const program_set *set, uint64_t digest)
     return NULL;
 }
 
-/* Is there a whole token file, made by the tokenizer of this model's folder? Its name proves
-   neither. */
+/* Does an undamaged token file exist at this path, made with the tokenizer of this model
+   folder? The digest in its name proves neither. */
 static bool program_tokens_there(const program_set *set, const char *path) {
     demo_token_file file;
     demo_error why = {0};
@@ -207,7 +209,7 @@ static bool program_tokens_there(const program_set *set, const char *path) {
     return same;
 }
 
-/* ---- made, and handed to the trainer ---- */
+/* ---- making the token file ---- */
 
 static char *program_prepare_path(program *p) {
     char *path = program_text("%s/../demos/prepare.py", p->folder), whole[PATH_MAX];
@@ -219,14 +221,14 @@ static char *program_prepare_path(program *p) {
     return NULL;
 }
 
-/* The command line, ending with NULL; stb_ds array. */
+/* The command line of prepare.py, ending with NULL; stb_ds array. */
 static char **program_prepare_words(const program_set *set, const char *prepare) {
     const char *python = getenv("PYTHON");
     char **words = NULL;
     arrput(words, program_text("%s", python && *python ? python : "python3"));
     arrput(words, program_text("%s", prepare));
     for (int64_t i = 0; i < arrlen(set->words); i++) arrput(words, set->words[i]);
-    /* replaces a damaged file, or an equal one that another seqpar made meanwhile */
+    /* needed if the file is damaged, or if another seqpar has just made the same file */
     arrput(words, program_text("--overwrite"));
     arrput(words, NULL);
     return words;
@@ -238,12 +240,15 @@ static int program_tokens_make(program *p, const program_set *set, const char *p
     int code = 0;
     if (p->print_command || program_is_elsewhere(p)) return puts(line + 1), 0;
     fprintf(stderr, "tokens:%s\n", line);
-    pid_t child = program_begin(p, words, 2, 2); /* stdout is for the trainer */
+    /* stdout is only for the output of the trainer */
+    pid_t child = program_begin(p, words, 2, 2);
     if (child < 0) return -1;
     code = program_exit_code(child);
     return code ? program_end_as(code) : 0;
 }
 
+/* Makes or reuses the token file of one data set, and replaces the data set by it in the
+   options. */
 static int program_tokens_of(program *p, const char *line) {
     program_set set = {0};
     uint64_t digest;
@@ -260,7 +265,7 @@ static int program_tokens_of(program *p, const char *line) {
     return 0;
 }
 
-/* The trainer's own command line, ending with NULL; stb_ds array. */
+/* The trainer's command line, ending with NULL; stb_ds array. */
 static char **program_trainer_words(const program *p) {
     char **words = NULL;
     const char *device = program_given(p, "device");
@@ -272,8 +277,8 @@ static char **program_trainer_words(const program *p) {
     return words;
 }
 
-/* A notice: without a tokenizer, text is read as bytes, which suits a model that was made here.
-   */
+/* Prints a notice if text is read as bytes because the model has no tokenizer. That is right
+   only for a model that was trained here on bytes. */
 static void program_bytes_say(const program *p) {
     const char *model = program_given(p, "pretrain"), *data = program_given(p, "dataset");
     if (!data) data = program_given(p, "prompt_data");

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* world.h - how many ranks the launcher would start, on which hosts: from its options and its
- * hostfile. On one host they are threads of the trainer. On several hosts they are processes of
- * mpirun or srun: this program prints those commands and does not run them. */
+/* world.h - how many ranks the launcher would start, and on which hosts, from its options and
+ * its hostfile. On one host the ranks are threads of the trainer. On several hosts they are
+ * processes under mpirun or srun: this program prints the commands of these launchers and does
+ * not run them. */
 #ifndef PROGRAM_WORLD_H
 #define PROGRAM_WORLD_H
 
 #include "program.h"
 
-/* ---- the hostfile: "host slots=N", # begins a comment ---- */
+/* ---- the hostfile: lines "host slots=N"; # begins a comment ---- */
 
 static int program_host_twice(program *p, const char *path, int line, const char *name) {
     for (int64_t i = 0; i < arrlen(p->hosts); i++)
@@ -19,6 +20,7 @@ static int program_host_twice(program *p, const char *path, int line, const char
     return 0;
 }
 
+/* Parses one line of the hostfile and adds its host to p->hosts. */
 static int program_host_read(program *p, const char *path, int line, char *text) {
     char what[512], *save, *name, *slots, *more;
     text[strcspn(text, "#")] = 0;
@@ -60,7 +62,8 @@ static int program_hosts_read(program *p, const char *path) {
                      path);
 }
 
-/* --num_nodes takes the first hosts, --num_gpus so many ranks on each, as in DeepSpeed. */
+/* Applies --num_nodes and --num_gpus as DeepSpeed does: the first N hosts, and M ranks on
+   each. */
 static int program_hosts_take(program *p) {
     const program_launch *l = &p->launch;
     if (program_hosts_read(p, l->hostfile)) return -1;
@@ -77,9 +80,9 @@ static int program_hosts_take(program *p) {
     return 0;
 }
 
-/* ---- --include HOST:0,1: as many ranks on it as GPUs are named ---- */
+/* ---- --include HOST:0,1 gives one rank for each GPU that it lists ---- */
 
-/* The number of ids in a comma list; 0: it is no list of different ids. */
+/* The number of ids in a comma list; 0 if it is no list of distinct ids. */
 static int64_t program_ids(const char *text) {
     bool seen[SEQPAR_MAX_RANKS] = {false};
     int64_t count = 0;
@@ -92,7 +95,7 @@ static int64_t program_ids(const char *text) {
     }
 }
 
-/* Refuses a host other than the only one: this one, or that of the hostfile. */
+/* Refuses a host other than the only known one: this machine, or that of the hostfile. */
 static int program_include_host(program *p, const char *name, size_t length) {
     const char *here = p->hosts ? p->hosts[0].name : "localhost";
     if (strlen(here) == length && !strncmp(here, name, length)) return 0;
@@ -103,6 +106,7 @@ static int program_include_host(program *p, const char *name, size_t length) {
         p->launch.include, here);
 }
 
+/* Sets the number of ranks from --include, which is supported for one host only. */
 static int program_include_take(program *p) {
     const program_launch *l = &p->launch;
     const char *colon = l->include ? strchr(l->include, ':') : NULL;
@@ -137,6 +141,8 @@ static int program_include_take(program *p) {
 
 /* ---- the number of ranks ---- */
 
+/* Sets the numbers of hosts and ranks from the launcher's options; 0 ranks: they do not say
+   it. */
 static int program_world_of_launcher(program *p) {
     const program_launch *l = &p->launch;
     if (l->hostfile) return program_hosts_take(p) || program_include_take(p) ? -1 : 0;
@@ -159,7 +165,8 @@ static int program_world_of_launcher(program *p) {
     return 0;
 }
 
-/* Do PPO's roles have groups of ranks? Then the trainer adds those up. */
+/* Do options give PPO's roles their own groups of ranks? Then the trainer computes the number
+   of ranks. */
 static bool program_has_roles(const program *p) {
     for (int i = 0; i < arrlen(p->options); i++) {
         const demo_known *known = program_known(p->options[i]);
@@ -173,7 +180,8 @@ static bool program_has_roles(const program *p) {
 static void program_world_say(const program *p) {
     const char *ring = program_given(p, "ring_attn_size");
     const char *word = ring ? p->options[program_find(p, "ring_attn_size")] + 2 : "";
-    bool equals = program_origin_of(p, "finetuning_type") != NULL; /* a yaml of LLaMA-Factory */
+    /* the options are from a yaml file of LLaMA-Factory */
+    bool equals = program_origin_of(p, "finetuning_type") != NULL;
     if (!p->launch.launcher || p->ranks || program_has_roles(p) ||
         program_given(p, "data_parallel_size") || program_given(p, "world_size"))
         return;
@@ -184,7 +192,7 @@ static void program_world_say(const program *p) {
             (int)strcspn(word, "="), word, equals ? "" : "--", equals ? "=" : " ");
 }
 
-/* Hands the launcher's number to the trainer. 0, or -1 with one sentence. */
+/* Passes the launcher's number of ranks to the trainer. 0, or -1 with a message. */
 static int program_world(program *p) {
     const char *typed = program_given(p, "world_size");
     char ranks[24];
@@ -202,7 +210,7 @@ static int program_world(program *p) {
 
 /* ---- several hosts ---- */
 
-/* Ranks per host; 0: the hosts differ. */
+/* Ranks per host; 0 if it is not the same on all hosts. */
 static int64_t program_slots(const program *p) {
     if (!p->hosts) return p->ranks / p->nodes;
     for (int64_t i = 1; i < p->nodes; i++)

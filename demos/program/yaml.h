@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* yaml.h - a yaml file as a tree in which every value has its line. libyaml reads it, and reads
- * JSON, too. A value must be visible where it applies, so anchors, aliases, tags, duplicate
- * keys and several documents are refused. */
+/* yaml.h - reads a yaml file into a tree in which every value has its line number. The parser
+ * is libyaml, which also reads JSON. Anchors, aliases, tags, duplicate keys and several
+ * documents are refused, because with them a value is not written where it applies. */
 #ifndef PROGRAM_YAML_H
 #define PROGRAM_YAML_H
 
@@ -14,15 +14,15 @@ typedef struct program_node {
     program_shape shape;
     int line;
     bool plain;                 /* a value without quotes */
-    char *text;                 /* of a value */
-    struct program_node *items; /* stb_ds array; of a map: key, value, key, value, .. */
+    char *text;                 /* text of a value */
+    struct program_node *items; /* stb_ds array; for a map: key, value, key, value, .. */
 } program_node;
 
 typedef struct {
     program *p;
     const char *path;
     const char *bytes;
-    size_t size, seen; /* bytes of events before this one */
+    size_t size, seen; /* seen: bytes of the events before the current one */
     bool json;
     yaml_parser_t parser;
     yaml_event_t event;
@@ -35,7 +35,7 @@ static bool program_is_yaml(const char *word) {
     return dot && (!strcmp(dot, ".yaml") || !strcmp(dot, ".yml"));
 }
 
-/* ---- what is refused ---- */
+/* ---- errors ---- */
 
 __attribute__((format(printf, 4, 5))) static int program_at(program *p, const char *path,
                                                             int line, const char *format, ...) {
@@ -47,7 +47,8 @@ __attribute__((format(printf, 4, 5))) static int program_at(program *p, const ch
     return -1;
 }
 
-/* The line of an error. libyaml gives none for bytes that are not text, only their offset. */
+/* The line of an error. For bytes that are not valid text libyaml gives an offset and no
+   line. */
 static int program_yaml_line(const program_yaml_reader *r) {
     int line = 1;
     if (r->parser.error != YAML_READER_ERROR) return (int)r->parser.problem_mark.line + 1;
@@ -77,8 +78,8 @@ static const char *program_yaml_tab(const char *text, const char *at, const char
     return at < end ? at : NULL;
 }
 
-/* libyaml accepts tabs as blanks. pyyaml, which the other programs use, refuses them outside of
-   quotes and blocks, so this does. JSON may have them. */
+/* Refuses tabs outside of quotes and block scalars, except in JSON. libyaml accepts them as
+   blanks, but pyyaml, which the other programs use, refuses them. */
 static int program_yaml_tabs(program_yaml_reader *r) {
     const yaml_event_t *e = &r->event;
     bool scalar = e->type == YAML_SCALAR_EVENT;
@@ -87,7 +88,7 @@ static int program_yaml_tabs(program_yaml_reader *r) {
     bool plain = style == YAML_PLAIN_SCALAR_STYLE;
     if (plain) end = r->bytes + e->end_mark.index;
     if (style == YAML_LITERAL_SCALAR_STYLE || style == YAML_FOLDED_SCALAR_STYLE)
-        end += strcspn(end, "\n"); /* its first line */
+        end += strcspn(end, "\n"); /* only the line with the | or > */
     const char *tab = r->json || end < begin ? NULL : program_yaml_tab(r->bytes, begin, end);
     r->seen = e->end_mark.index > r->seen ? e->end_mark.index : r->seen;
     if (!tab) return 0;
@@ -97,7 +98,7 @@ static int program_yaml_tabs(program_yaml_reader *r) {
                       "the line has a tab, which YAML allows in quotes only; write spaces");
 }
 
-/* The next event, in r->event. */
+/* Reads the next event into r->event. */
 static int program_yaml_next(program_yaml_reader *r) {
     yaml_event_delete(&r->event);
     if (!yaml_parser_parse(&r->parser, &r->event)) return program_yaml_broken(r);
@@ -134,6 +135,7 @@ static int program_yaml_key(program_yaml_reader *r, const program_node *map,
 
 static int program_yaml_node(program_yaml_reader *r, program_node *node, int depth);
 
+/* Reads the items of a list or map up to the event `end`. */
 static int program_yaml_items(program_yaml_reader *r, program_node *node, yaml_event_type_t end,
                               int depth) {
     if (depth > PROGRAM_YAML_DEEPEST)
@@ -162,7 +164,7 @@ static int program_yaml_value(program_yaml_reader *r, program_node *node) {
     return 0;
 }
 
-/* The node that the event begins. */
+/* Reads the node that begins with the current event. */
 static int program_yaml_node(program_yaml_reader *r, program_node *node, int depth) {
     const yaml_event_t *e = &r->event;
     node->line = (int)e->start_mark.line + 1;
@@ -189,23 +191,24 @@ static int program_yaml_node(program_yaml_reader *r, program_node *node, int dep
     }
 }
 
-/* One document with a map, and nothing behind it. */
+/* Reads a file that is one document with a map at its top. */
 static int program_yaml_document(program_yaml_reader *r, program_node *root) {
-    if (program_yaml_next(r) || program_yaml_next(r)) return -1; /* the stream's begin */
+    /* stream start, document start */
+    if (program_yaml_next(r) || program_yaml_next(r)) return -1;
     if (r->event.type == YAML_STREAM_END_EVENT)
         return program_at(r->p, r->path, 1, "the file is empty; write key: value lines");
     if (program_yaml_next(r) || program_yaml_node(r, root, 0)) return -1;
     if (root->shape != PROGRAM_MAP)
         return program_at(r->p, r->path, root->line,
                           "the file has no key; write key: value lines");
-    if (program_yaml_next(r) || program_yaml_next(r)) return -1; /* the document's end */
+    if (program_yaml_next(r) || program_yaml_next(r)) return -1; /* document end, stream end */
     if (r->event.type != YAML_STREAM_END_EVENT)
         return program_at(r->p, r->path, (int)r->event.start_mark.line + 1,
                           "a second YAML document begins here; give one file for each run");
     return 0;
 }
 
-/* Its tree, which lives as long as the process. 0, or -1 with one sentence. */
+/* Reads the file into a tree that is never freed. 0, or -1 with a message. */
 static int program_yaml_read(program *p, const char *path, program_node *root) {
     program_yaml_reader r = {.p = p, .path = path};
     const char *why = NULL;
@@ -239,7 +242,7 @@ static bool program_is_null(const program_node *node) {
            (!*node->text || !strcmp(node->text, "~") || !strcasecmp(node->text, "null"));
 }
 
-/* The text of a key's value; NULL: it is not there, null, or no single value. */
+/* The text of a key's value; NULL if it is missing, null, a list or a map. */
 static const char *program_entry_text(const program_node *map, const char *key) {
     const program_node *value = program_entry(map, key);
     return value && value->shape == PROGRAM_VALUE && !program_is_null(value) ? value->text
@@ -253,7 +256,8 @@ static bool program_is_octal(const program_node *node) {
            strspn(text, "01234567_") == strlen(text);
 }
 
-/* A list of values as a comma list; NULL: it is something else. */
+/* Joins a list of values to a comma list; a single value stays as it is. NULL for other
+   shapes. */
 static char *program_joined(const program_node *list) {
     char *text = NULL;
     if (list->shape == PROGRAM_VALUE) return program_text("%s", list->text);

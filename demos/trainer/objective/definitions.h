@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* definitions.h - losses that programs define differently under one name. --loss_definition
- * chooses the program. Each program has a row, taken from the source of the releases that the
- * row names. verify/second/golden_definitions.tsv has the results of these releases for small inputs;
+/* definitions.h - losses that programs define differently under the same name.
+ * --loss_definition selects the program whose definition is used. Each program has a row in the
+ * table below, taken from the source of the releases that the row names.
+ * verify/second/golden_definitions.tsv has the results of these releases for small inputs;
  * verify/pages/DEFINITIONS.md explains the differences. */
 #ifndef DEMO_DEFINITIONS_H
 #define DEMO_DEFINITIONS_H
@@ -19,23 +20,24 @@ enum {
     DEMO_DEFINITIONS
 };
 
-/* From `pairs` to `means`: comma lists of the values that the program supports. */
+/* The fields from `pairs` to `means` are comma lists of the option values that the program
+   supports. */
 typedef struct {
     const char *name, *releases;
     const char *pairs;      /* --pref_loss */
-    const char *smoothed;   /* those of them that take --label_smoothing */
-    const char *with_nll;   /* those of them that take --nll_loss_coef */
+    const char *smoothed;   /* --pref_loss values that use --label_smoothing */
+    const char *with_nll;   /* --pref_loss values that use --nll_loss_coef */
     const char *rewards;    /* --loss of train_rm */
     const char *estimators; /* --advantage_estimator */
     const char *policies;   /* --policy_loss_type */
     const char *means;      /* --loss_agg_mode */
-    bool margins;           /* of pairs, in the loss of a reward model */
+    bool margins;           /* the reward loss can use the margin of a pair */
     bool ipo_means;         /* IPO compares means over tokens, not sums */
     bool nll_tokens;        /* NLL term: mean over all chosen tokens, not over responses */
     bool bounded;           /* has --dual_clip */
     bool both_signs;        /* --dual_clip bounds the ratio for positive advantages, too */
     bool uncut, uncut_gspo; /* log-ratios of tokens (gspo: of texts) are not clamped to +-20 */
-    bool added_by_tokens;   /* KL and entropy terms are token means beside any loss_agg_mode */
+    bool added_by_tokens;   /* KL and entropy terms are token means with any loss_agg_mode */
     bool dr_grpo_by_length; /* Dr. GRPO divides by the maximum length of a text */
     bool centers_only;      /* has --no_advantage_std_norm */
     int whiten;             /* WHITEN_..., for whiten() */
@@ -141,20 +143,20 @@ static inline const demo_definition *demo_defined(const char *name) {
 
 /* ---- pairs ---- */
 
-/* chosen_mean: the step's chosen tokens, divided by its number of pairs. */
+/* chosen_mean: mean number of chosen tokens per pair of the step. */
 static inline void demo_defined_pair(const demo_definition *by, seqpar_preference_desc *d,
                                      double chosen_mean) {
     d->length_normalized = d->kind == SEQPAR_PREFERENCE_IPO && by->ipo_means;
     d->nll_tokens = by->nll_tokens ? chosen_mean : 0.0;
 }
 
-/* KTO of pairs (HALOs' eqn 7): the log-ratio h of each chosen response is compared with the
-   mean h of the rejected ones, and the other way round. The means are over the whole step, and
-   gradients flow through them. */
+/* KTO loss of pairs (HALOs' eqn 7). It compares the log-ratio h of each chosen response with
+   the mean h of the rejected responses, and that of each rejected response with the mean h of
+   the chosen ones. The means are over the whole step, and gradients flow through them. */
 typedef struct {
     double chosen, rejected; /* max(0, mean of h) */
     double dchosen,
-        drejected; /* derivative of the pairs' summed loss by one h, through its mean */
+        drejected; /* derivative of the summed loss of all pairs by one h, through its mean */
 } demo_kto_means;
 
 static inline seqpar_pair_result demo_kto_pair(double chosen, double rejected, double beta,
@@ -174,8 +176,7 @@ static inline demo_kto_means demo_kto_means_of(const double *chosen, const doubl
     demo_kto_means m = {seqpar_kto_kl(chosen, count), seqpar_kto_kl(rejected, count), 0, 0};
     for (int64_t i = 0; i < count; i++) {
         seqpar_pair_result r = demo_kto_pair(chosen[i], rejected[i], beta, &m);
-        terms[i] =
-            -r.drejected; /* the loss has h minus a mean: derivatives differ in sign only */
+        terms[i] = -r.drejected; /* the loss depends on h minus a mean: only the sign differs */
         terms[count + i] = -r.dchosen;
     }
     if (!(seqpar_mean(chosen, count) < 0)) m.dchosen = seqpar_mean(terms, count);
@@ -194,7 +195,8 @@ static inline seqpar_policy_desc demo_defined_clip(const demo_definition *by, bo
                                 .uncut = gspo ? by->uncut_gspo : by->uncut};
 }
 
-/* The KL of a token, within the definition's limit. Beyond the limit its gradient is 0. */
+/* The KL of a token, clamped to the limit of the definition. Where it is clamped its gradient
+   is 0. */
 static inline double demo_defined_kl(const demo_definition *by, double logp, double ref_logp,
                                      int kind, double *dlogp) {
     double kl = seqpar_kl(logp, ref_logp, kind, dlogp);
@@ -203,7 +205,8 @@ static inline double demo_defined_kl(const demo_definition *by, double logp, dou
     return kl < 0 ? -by->kl_limit : by->kl_limit;
 }
 
-/* A SEQPAR_AGGREGATE_... value: that of --loss_agg_mode, else the one that the loss implies. */
+/* A SEQPAR_AGGREGATE_... value: that of --loss_agg_mode, or without it the default of the
+   loss. */
 static inline int demo_defined_mean(const demo_definition *by, const char *mode, bool gspo,
                                     const char *estimator) {
     if (mode && !strcmp(mode, "token-mean")) return SEQPAR_AGGREGATE_TOKEN_MEAN;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* kd.h - knowledge distillation: a student learns from texts and from a teacher of the same
- * vocabulary, as OpenRLHF's train_kd has it:
+/* kd.h - knowledge distillation as in OpenRLHF's train_kd: a student learns from documents and
+ * from a teacher model with the same vocabulary.
  *     loss = (1 - kd_coef) gpt_loss + kd_coef distil_loss
- * Both are token means over the whole optimizer step, over tokens whose next token is
- * supervised. distil_loss is the cross-entropy with the teacher: KL(teacher, student) plus the
- * teacher's entropy. With --kd_reverse the KL is KL(student, teacher), as in MiniLLM. */
+ * Both terms are means over all supervised tokens of the optimizer step. distil_loss is the
+ * cross-entropy with the teacher's distribution: KL(teacher, student) plus the teacher's
+ * entropy. With --kd_reverse the KL is KL(student, teacher), as in MiniLLM. */
 #ifndef DEMO_KD_H
 #define DEMO_KD_H
 #include "reference.h"
@@ -56,7 +56,8 @@ static seqpar_status demo_kd_open(demo_rank *r) {
     return demo_reference_open(r, k->teacher_model, k->teacher_offload);
 }
 
-/* Each token's seeds: the derivatives of the step's mean loss by its log-prob and its KL. */
+/* Computes the seeds of each token: the derivatives of the step's mean loss by the token's
+   log-prob and by its KL. */
 static seqpar_status demo_kd_seeds(demo_rank *r, const seqpar_llama_batch *b, int64_t count,
                                    demo_seeds *out, seqpar_vocab_seeds *seeds,
                                    seqpar_llama_teacher *teacher) {
@@ -76,7 +77,7 @@ static seqpar_status demo_kd_seeds(demo_rank *r, const seqpar_llama_batch *b, in
     return status;
 }
 
-/* Adds a token's figures, in the order of the columns. */
+/* Adds a token's loss, gpt_loss, distil_loss and KL to sum. */
 static void demo_kd_add(double sum[4], double coefficient, double logp, double kl,
                         double entropy) {
     double distil = kl + entropy;
@@ -86,7 +87,7 @@ static void demo_kd_add(double sum[4], double coefficient, double logp, double k
     sum[3] += kl;
 }
 
-/* Sums the figures of this rank's tokens over each piece. */
+/* Sums the columns of the log over the tokens of each piece on this rank. */
 static seqpar_status demo_kd_sums(demo_rank *r, const seqpar_llama_batch *b,
                                   const seqpar_row *rows, demo_window *w) {
     const seqpar_buffer *from[] = {&b->logp, &b->kl, &b->teacher_entropy};
@@ -107,6 +108,7 @@ static seqpar_status demo_kd_sums(demo_rank *r, const seqpar_llama_batch *b,
     return status;
 }
 
+/* Runs the teacher, then the student, on these rows. micro >= 0: also runs backward. */
 static seqpar_status demo_kd_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                   int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;

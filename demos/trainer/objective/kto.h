@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* kto.h - KTO: learns from responses that are liked or not. Their rewards are compared with the
- * KL term of the whole optimizer step, which needs a separate pass over mismatched pairs of
- * prompt and response. */
+/* kto.h - KTO: learns from responses labelled desirable or undesirable. The reward of a
+ * response is compared with the KL term of the whole optimizer step. The KL term needs a
+ * separate forward pass over mismatched documents, each a prompt with the response to another
+ * prompt. */
 #ifndef DEMO_KTO_H
 #define DEMO_KTO_H
 #include "preference.h"
@@ -59,7 +60,7 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
                          "%s: KTO's KL term pairs each prompt with another document's "
                          "response, but the evaluation has 1 document; give 2 or more",
                          paths);
-    /* owned by the set from here on */
+    /* from here on the set owns the documents */
     for (int64_t i = 0; i < arrlen(labelled->records); i++)
         arrput(set->documents, labelled->records[i].document);
     demo_labelled_summary(labelled, set->summary, sizeof set->summary);
@@ -78,7 +79,7 @@ static uint64_t demo_kto_digest(const demo_job *job, const demo_dataset *set, ui
     return digest;
 }
 
-/* ---- the KL term: every prompt with the response of the next ---- */
+/* ---- the KL term: every prompt with the response to the next prompt ---- */
 
 /* Makes the mismatched documents of a window, in `set`, and opens a window over them. */
 static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, demo_dataset *set,
@@ -118,10 +119,12 @@ static seqpar_status demo_kto_before(demo_rank *r, demo_window *w) {
     return status;
 }
 
-/* ---- the responses themselves ---- */
+/* ---- the loss of the responses ---- */
 
 enum { KTO_KL = 1, DESIRABLE_REWARD, UNDESIRABLE_REWARD, DESIRABLE, KTO_COLUMNS };
 
+/* Computes the loss of each response in the rows; dsum gets its derivative by the response's
+   log-prob. */
 static seqpar_status demo_kto_responses(demo_rank *r, demo_window *w, const seqpar_row *rows,
                                         int64_t count, const double *sums, double *dsum) {
     const demo_kto_config *k = (const demo_kto_config *)r->job->options;
@@ -149,7 +152,8 @@ static seqpar_status demo_kto_rows(demo_rank *r, demo_window *w, int64_t first, 
     return demo_response_rows(r, w, first, count, micro, 0, demo_kto_responses);
 }
 
-/* Rewards are means over the responses of their kind. */
+/* Corrects the means of rewards: each is over the responses of its label, not over all
+   responses. */
 static seqpar_status demo_kto_total(demo_rank *r, demo_window *w, double *means,
                                     double *weight) {
     seqpar_status status = demo_units_total(r, w, means, weight);

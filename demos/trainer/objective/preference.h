@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* preference.h - objectives over whole responses: DPO and its relatives against a frozen
+/* preference.h - objectives over whole responses: DPO and related losses with a frozen
  * reference model, and reward models.
  *
  * First the log-prob of a response is summed over all ranks that hold tokens of it. Then every
- * rank computes the loss of every pair in its rows, and the loss's derivative with respect to
- * the sum. This derivative is the seed of each of the response's tokens. */
+ * rank computes the loss of each pair in its rows, and the derivative of the loss by the summed
+ * log-prob. This derivative is the seed (the gradient with which backward starts) of every
+ * token of the response. */
 #ifndef DEMO_PREFERENCE_H
 #define DEMO_PREFERENCE_H
 #include "trainer/data/pairs.h"
@@ -94,8 +95,10 @@ static int demo_definition_has(const demo_job *job, const char *list, const char
                      option, value, by->releases, *list ? list : "none", by->name);
 }
 
-/* ---- data: two documents a pair ---- */
+/* ---- data: each pair is two documents ---- */
 
+/* Loads pairs as consecutive documents, chosen then rejected. An evaluation leaves out pairs of
+   identical responses. */
 static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const char *paths,
                                    int64_t max_samples, demo_error *error) {
     demo_preference_config *p = (demo_preference_config *)job->options;
@@ -131,7 +134,7 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
                 seqpar_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical,
                 (long long)arrlen(pairs.pairs));
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
-        /* whether such a pair counts as right would depend on roundings */
+        /* rounding alone would decide whether this pair counts as correct */
         if (evaluates && demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[i].rejected)) {
             demo_pair_free(&pairs, &pairs.pairs[i]);
             continue;
@@ -170,7 +173,8 @@ enum {
     RM_COLUMNS
 };
 
-/* Records a unit's numbers, on one rank of its sequence-parallel group. columns: loss first. */
+/* Records the columns of a unit, the loss first. Only the first rank of a sequence-parallel
+   group records them, so that each unit counts once. */
 static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit,
                                     const double *columns) {
     if (!(fabs(columns[LOSS]) <= 1e300))
@@ -196,8 +200,8 @@ static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit,
     return demo_unit_seen(r, w, unit, columns);
 }
 
-/* Means over the units of the window. If all values are equal, the mean is exactly this value.
-   */
+/* Means over the units of the window. If all values are equal, the mean is exactly that
+   value. */
 static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means,
                                       double *weight) {
     int64_t columns = w->seen.width = r->job->objective->columns;
@@ -213,8 +217,8 @@ static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *mean
     return status;
 }
 
-/* The next unit of per_unit documents that lies in these rows, in their order; -1 when there
-   is none. */
+/* The next unit of per_unit documents in these rows, in the order of the rows; -1 if there is
+   none. */
 static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per_unit,
                               int64_t *row, int64_t *doc) {
     for (; *row < count; (*row)++, *doc = 0)
@@ -225,7 +229,8 @@ static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per
     return -1;
 }
 
-/* The seed of every token with live 1 is its document's derivative; then runs backward. */
+/* Sets the seed of every token with live 1 to the derivative of its document (dsum), then runs
+   backward. */
 static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b,
                                           const double *dsum, const double *live,
                                           int64_t micro) {
@@ -249,8 +254,9 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
 
 enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
-/* Runs forward of policy and reference, and adds this rank's log-probs to the sums of their
-   documents. alone: without the reference. live (tokens): 1 if the token has a target. */
+/* Runs forward of policy and reference, and adds the log-probs on this rank to the sums of
+   their documents. alone: without the reference. live (tokens): set to 1 where the token has a
+   target. */
 static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b,
                                          const seqpar_row *rows, int64_t count, int keep,
                                          int alone, seqpar_segments *segments, double *live) {
@@ -273,13 +279,13 @@ static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b,
     return status;
 }
 
-/* With --precompute_ref, takes the reference's sums from those stored beforehand. */
+/* With --precompute_ref: copies the reference's sums from those computed before training. */
 static void demo_use_stored(const demo_window *w, double *sums) {
     for (int64_t i = 0; w->reference && i < arrlen(w->which); i++)
         sums[i * SUMS + REF_LOGP] = w->reference[i];
 }
 
-/* Refuses a log-prob that is not finite, and says of which model and document it is. */
+/* Refuses a log-prob that is not finite. The message names the model and the document. */
 static seqpar_status demo_sums_finite(demo_rank *r, const demo_window *w, const double *sums) {
     for (int64_t i = 0; i < arrlen(w->which); i++)
         for (int k = LOGP; k <= REF_LOGP; k++)
@@ -295,7 +301,7 @@ static seqpar_status demo_sums_finite(demo_rank *r, const demo_window *w, const 
     return SEQPAR_OK;
 }
 
-/* Sums (documents, SUMS) of the responses in these rows, known to all sequence-parallel
+/* Computes the sums (documents, SUMS) of the responses in these rows on all sequence-parallel
    ranks. */
 static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
                                         seqpar_llama_batch *b, const seqpar_row *rows,
@@ -311,8 +317,8 @@ static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
     return status;
 }
 
-/* Sums of the responses of a window, for losses that need all of them before any pair's loss.
-   */
+/* Records the sums of the responses in these rows, for losses that need the sums of all pairs
+   before the loss of any pair. */
 static seqpar_status demo_sums_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                     int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
@@ -329,7 +335,8 @@ static seqpar_status demo_sums_rows(demo_rank *r, demo_window *w, int64_t first,
     return status;
 }
 
-/* Log-ratios h to the reference of all documents of an open window, known to all ranks. */
+/* Computes the log-ratios h of policy to reference for all documents of an open window, on all
+   ranks. */
 static seqpar_status demo_window_ratios(demo_rank *r, demo_window *w, double *h) {
     int64_t n = arrlen(w->which);
     double *sums = (double *)demo_alloc(n * SUMS + 1, sizeof *sums);
@@ -351,7 +358,8 @@ static const char *demo_pair_loss(const demo_preference_config *p) {
     return p->ipo ? "ipo" : p->pref_loss;
 }
 
-/* kto_pair is the only loss that depends on more than one pair, and that is not in seqpar.h. */
+/* kto_pair is the only loss here whose value for a pair depends on other pairs, so seqpar.h
+   does not have it. */
 static bool demo_is_kto_pair(const demo_preference_config *p) {
     return !strcmp(demo_pair_loss(p), "kto_pair");
 }
@@ -387,8 +395,8 @@ static seqpar_status demo_pair_of(demo_rank *r, const demo_window *w, const doub
     return SEQPAR_OK;
 }
 
-/* Loss of every pair in the rows; dsum (documents) becomes its derivative with respect to
-   the sums. */
+/* Computes the loss of every pair in the rows; dsum (documents) gets its derivatives by the
+   sums. */
 static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows,
                                     int64_t count, const double *sums, double *dsum) {
     seqpar_status status = SEQPAR_OK;
@@ -450,7 +458,7 @@ static double demo_chosen_mean(const demo_window *w) {
     return tokens / (double)w->units;
 }
 
-/* A forward pass over all pairs of the step, since the means are over all of them. */
+/* Computes the means of kto_pair by a forward pass over all pairs of the step. */
 static seqpar_status demo_kto_pair_before(demo_rank *r, demo_window *w) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     demo_window all = {.set = w->set, .reference = w->reference};
@@ -475,7 +483,7 @@ static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) {
                : SEQPAR_OK;
 }
 
-/* Describes the loss that the definition and the options give. */
+/* Writes a description of the loss that follows from definition and options. */
 static void demo_dpo_text(const demo_job *job, char *text, size_t size) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
     seqpar_preference_desc d = demo_preference_desc(job, 1);
@@ -509,7 +517,7 @@ static int demo_dpo_defined(const demo_job *job, demo_error *error) {
                      option, name, by->releases, had);
 }
 
-/* Options that do not go together are refused before anything is read. */
+/* Refuses contradicting options before data is read. */
 static int demo_dpo_prepare(demo_job *job, demo_error *error) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
     if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo"))
@@ -545,8 +553,8 @@ static const demo_objective demo_dpo = {
 
 /* ---- reward model: the score of a response's last token ---- */
 
-/* Adds this rank's scores of last tokens to `segments`. A document's score is that of its last
-   token, which one rank holds. last (tokens): 1 for a last token. */
+/* Adds the scores of last tokens on this rank to `segments`. The score of a document is that of
+   its last token, so exactly one rank has it. last (tokens): set to 1 at a last token. */
 static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b,
                                      const seqpar_row *rows, seqpar_segments *segments,
                                      double *last) {
@@ -579,6 +587,8 @@ static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b,
     return status;
 }
 
+/* Computes the reward loss of every pair in the rows; dscore (documents) gets its derivatives
+   by the scores. */
 static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows,
                                    int64_t count, const double *scores, double *dscore) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
@@ -597,6 +607,8 @@ static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_ro
     return status;
 }
 
+/* Scores the documents of these rows and computes the reward loss. micro >= 0: also runs
+   backward. */
 static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                   int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
@@ -629,9 +641,9 @@ static int demo_rm_prepare(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Writes mean and deviation (unbiased) of all scores of the evaluation into config.json, where
-   PPO's normalize_reward reads them. If the evaluation is on training data, existing numbers
-   are kept: they are of the same weights, and of data that was not trained on. */
+/* Writes mean and unbiased standard deviation of all scores of the evaluation into config.json,
+   where PPO's normalize_reward reads them. After an evaluation on training data it keeps values
+   that config.json already has: they belong to the same weights, and to held-out data. */
 static seqpar_status demo_rm_saved(demo_rank *r, const char *folder) {
     const double *m = r->eval_means;
     double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2);
@@ -644,7 +656,7 @@ static seqpar_status demo_rm_saved(demo_rank *r, const char *folder) {
     cJSON *json = text ? cJSON_Parse(text) : NULL;
     bool keeps = r->job->eval_trained && cJSON_HasObjectItem(json, "std");
     if (!keeps) demo_source_set(json, "mean", cJSON_CreateNumber(mean));
-    /* the same lower bound as in OpenRLHF */
+    /* lower bound of OpenRLHF */
     double deviation = variance > 1e-16 ? sqrt(variance) : 1e-8;
     if (!keeps) demo_source_set(json, "std", cJSON_CreateNumber(deviation));
     char *with = json ? cJSON_Print(json) : NULL;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* prm.h - process reward models, as in OpenRLHF's train_prm: at the placeholder behind each
- * step of a text, the model predicts how good the step is. The loss is the cross-entropy at the
- * placeholder's own position. Its target is a token, among the whole vocabulary or among
- * --reward_tokens, or a probability for each of two tokens. The step's loss is the mean over
- * all placeholders of the optimizer step. */
+/* prm.h - process reward models, as in OpenRLHF's train_prm. A placeholder token follows each
+ * step of a solution. At the placeholder the model predicts how good the step is. The loss is
+ * the cross-entropy at the placeholder's own position, without a shift to the next token. Its
+ * target is a token, among the whole vocabulary or among the marks (the tokens of
+ * --reward_tokens), or a probability for each of two marks. The loss of an optimizer step is
+ * the mean over all its placeholders. */
 #ifndef DEMO_PRM_H
 #define DEMO_PRM_H
 #include "trainer/data/steps.h"
@@ -11,7 +12,7 @@
 
 typedef struct {
     const char *input_key, *label_key, *placeholder_token, *reward_tokens;
-    demo_marks marks; /* the tokens that are labels; none: all of the vocabulary */
+    demo_marks marks; /* the tokens of --reward_tokens; none: labels can be any token */
 } demo_prm_config;
 
 #define DEMO_PRM_BINDINGS(p) \
@@ -63,11 +64,12 @@ static demo_step_options demo_prm_data(const demo_job *job, const demo_dataset *
                                                      DEMO_TOKENS_STEPS),
                              .label_key = p->label_key};
     how.data.input_key = p->input_key;
-    how.data.end = NULL; /* no text ends in EOS here */
+    how.data.end = NULL; /* no EOS is appended to a document */
     return how;
 }
 
-/* Without a tokenizer a byte is a token: sets placeholder and marks from the options' text. */
+/* Sets placeholder and marks from the text of the options. Used without a tokenizer, where each
+   byte is a token. */
 static int demo_prm_bytes(const demo_prm_config *p, const char *paths, demo_step_options *how,
                           demo_error *error) {
     const char *placeholder = p->placeholder_token;
@@ -84,6 +86,7 @@ static int demo_prm_bytes(const demo_prm_config *p, const char *paths, demo_step
                : 0;
 }
 
+/* Loads the documents. The evaluation data must have the same marks as the training data. */
 static int demo_prm_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, demo_error *error) {
     demo_prm_config *p = demo_prm_options(job);
@@ -101,7 +104,7 @@ static int demo_prm_load(const demo_job *job, demo_dataset *set, const char *pat
                            paths, job->config.dataset);
 }
 
-/* Adds the marks to the digest of the data, since documents do not hold them. */
+/* Adds the marks to the digest of the data, since the documents do not contain them. */
 static uint64_t demo_prm_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
     const demo_marks *marks = &demo_prm_options(job)->marks;
     (void)set;
@@ -111,9 +114,10 @@ static uint64_t demo_prm_digest(const demo_job *job, const demo_dataset *set, ui
 
 /* ---- a micro-batch ---- */
 
-/* Numbers of the local tokens. shares (tokens): the target's probability by the label. With
-   marks, logp (tokens, marks) is of every mark. Without, logp (tokens) is of the target among
-   the whole vocabulary, and best (tokens) is the most probable token. */
+/* The state of a micro-batch, by local token. shares (tokens): the probability that the label
+   gives the target. With marks, logp (tokens, marks) has the log-prob of every mark. Without
+   marks, logp (tokens) has that of the target in the whole vocabulary, and best (tokens) the
+   most probable token. */
 typedef struct {
     seqpar_llama_batch b;
     const demo_marks *marks;
@@ -129,6 +133,7 @@ static double demo_prm_share(const demo_window *w, const seqpar_row *row, int64_
         .shares[position - row->cu_seqlens[d]];
 }
 
+/* Allocates the numbers of a micro-batch and collects the label of each local token. */
 static void demo_prm_micro_open(demo_prm_micro *m, const demo_window *w,
                                 const seqpar_row *rows) {
     int64_t width = m->marks->count ? m->marks->count : 1;
@@ -156,10 +161,11 @@ static void demo_prm_micro_close(demo_rank *r, demo_prm_micro *m) {
     seqpar_llama_close_batch(&r->ctx, &r->model, &m->b);
 }
 
-/* The other one of two marks. */
+/* The other mark, if there are two. */
 static int64_t demo_prm_other(int64_t mark) { return !mark; }
 
-/* Seeds: the derivative of the step's mean loss by each log-prob of every local token. */
+/* Computes the seeds: the derivatives of the step's mean loss by each log-prob of every local
+   token. */
 static seqpar_status demo_prm_seeds(demo_rank *r, demo_prm_micro *m, int64_t count,
                                     demo_seeds *out, seqpar_vocab_seeds *seeds) {
     int64_t width = m->marks->count ? m->marks->count : 1, n = m->b.tokens * width;
@@ -181,8 +187,8 @@ static seqpar_status demo_prm_seeds(demo_rank *r, demo_prm_micro *m, int64_t cou
     return status;
 }
 
-/* Adds the loss of local token t to sum[0], and 1 to sum[1] if the most probable token is the
-   one with the larger share in the label. */
+/* Adds the loss of local token t to sum[0]. Adds 1 to sum[1] if the prediction is correct: if
+   the most probable token is the one with the larger probability in the label. */
 static void demo_prm_add(const demo_prm_micro *m, int64_t t, double sum[2]) {
     int64_t width = m->marks->count, best = 0;
     double share = m->shares[t];
@@ -200,7 +206,7 @@ static void demo_prm_add(const demo_prm_micro *m, int64_t t, double sum[2]) {
     sum[1] += best == (share >= 0.5 ? mark : other);
 }
 
-/* For each piece of tokens that this rank holds: the sums of losses and of right answers. */
+/* Sums losses and correct predictions over the tokens of each piece on this rank. */
 static seqpar_status demo_prm_sums(demo_rank *r, const demo_prm_micro *m,
                                    const seqpar_row *rows, demo_window *w) {
     const seqpar_buffer *from = m->marks->count ? &m->b.logq : &m->b.logp;
@@ -218,6 +224,7 @@ static seqpar_status demo_prm_sums(demo_rank *r, const demo_prm_micro *m,
     return status;
 }
 
+/* Runs forward on these rows and adds their losses. micro >= 0: also runs backward. */
 static seqpar_status demo_prm_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                    int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;

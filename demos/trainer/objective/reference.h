@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reference.h - the frozen reference model: run in every step, or once before training
+/* reference.h - the frozen reference model. It runs in every step, or once before training
  * (--precompute_ref).
  *
- * Computed before training are the log-prob sums of all documents of all steps and of the
- * evaluation. They are kept in CKPT/reference.safetensors. Any run with the same documents in
- * each step can read it; so can any number of ranks, unless the layout changes the order of
- * sums. The file also says what else the sums depend on, and a run compares that. */
+ * Before training, the log-probs of every document of all steps and of the evaluation are
+ * computed, summed over the document's tokens, and stored in CKPT/reference.safetensors.
+ * Another run can read the file if it has the same documents in each step. It may have another
+ * number of ranks, unless the layout changes the order of summation. Metadata of the file
+ * records everything else that the sums depend on, and a run refuses a file with other
+ * metadata. */
 #ifndef DEMO_REFERENCE_H
 #define DEMO_REFERENCE_H
 #include "trainer/run/trainer.h"
@@ -31,14 +33,16 @@
     }
 
 enum { DEMO_TRAINING, DEMO_EVALUATION, DEMO_SETS };
-typedef struct { /* of one set of documents, window after window */
+typedef struct { /* stored sums of a dataset, one window after the other */
     int64_t windows, documents;
-    double *sums[2]; /* (documents): of the documents; of mismatched ones, or NULL */
-    uint64_t *rows;  /* (windows) digests of the rows */
+    /* (documents) sums of the documents; of KTO's mismatched documents, or NULL */
+    double *sums[2];
+    uint64_t *rows; /* (windows) digests of the documents in each window */
 } demo_stored;
 
 typedef struct {
-    seqpar_llama model; /* used if `there`; else the reference is r->model without adapters */
+    /* used if `there` is set; else the reference is r->model without adapters */
+    seqpar_llama model;
     int there;
     demo_stored stored[DEMO_SETS];
 } demo_reference;
@@ -49,7 +53,8 @@ static const char *demo_frozen_name(const demo_job *job) {
     return job->objective->frozen ? job->objective->frozen : "reference";
 }
 
-/* A reference may be of another size and family, but not of another vocabulary. */
+/* Reads the config of the reference. Its size and family may differ from those of the trained
+   model, but its vocabulary must be the same. */
 static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                                            seqpar_llama_config *config) {
     seqpar_error why = {0};
@@ -64,7 +69,8 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                        (long long)r->job->model.vocab);
 }
 
-/* Is the reference the trained model without its adapters, whose weights do not change? */
+/* Is the reference the trained model without its adapters? The weights of that model are
+   frozen, so it needs no copy. */
 static bool demo_reference_is_base(const demo_job *job, const char *folder) {
     return job->adapter.rank && (!folder || demo_same_file(folder, job->config.pretrain));
 }
@@ -86,14 +92,14 @@ static seqpar_status demo_reference_digest(demo_rank *r) {
     return status;
 }
 
-/* Opens the reference: that of a folder, or the model that training starts from. It is loaded
-   before the first step, unless it is the trained model without adapters. */
+/* Opens the reference: the model of the folder, or the model that training starts from. Loads
+   its weights, unless it is the trained model without adapters. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool offload) {
     const demo_config *c = &r->job->config;
     demo_reference *reference = (demo_reference *)demo_alloc(1, sizeof *reference);
     r->own = reference;
     seqpar_llama_config config;
-    /* ranks of another group than the actor's have no such model */
+    /* only the actor's group has the trained model */
     if (!r->group && demo_reference_is_base(r->job, folder)) {
         if (offload && !r->world->rank)
             fprintf(stderr,
@@ -133,8 +139,8 @@ static void demo_reference_close(demo_rank *r) {
     r->own = NULL;
 }
 
-/* The reference's, or the teacher's, forward pass over these rows, without adapters; values:
-   log-probs in b->logp, too. The batch stays open. */
+/* Runs forward of the reference or teacher, without adapters, on these rows. values: also
+   computes the log-probs, in b->logp. The caller closes the batch. */
 static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
                                          const seqpar_row *rows, int64_t count, int values) {
     seqpar_llama *model = demo_reference_model(r), *adapters = model->adapters;
@@ -147,7 +153,7 @@ static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
     return status;
 }
 
-/* The same, read back to the host. logp (tokens). */
+/* Runs the reference on these rows and reads its log-probs (tokens) back to the host. */
 static inline seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows,
                                                 int64_t count, double *logp) {
     seqpar_llama_batch b;
@@ -160,8 +166,8 @@ static inline seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *
 
 /* ---- digests ---- */
 
-/* Digest of all that the sums of these documents depend on, except for the model. A document's
-   sum does not depend on its row. */
+/* Adds to the digest everything that the sums of these documents depend on, except the model.
+   Rows are not part of it, since the sum of a document does not depend on its row. */
 static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     for (int64_t i = 0; i < batch->rows; i++) {
         const seqpar_row *row = &batch->row[i];
@@ -177,7 +183,7 @@ static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     return digest;
 }
 
-/* ---- what a file was made with ---- */
+/* ---- metadata of the file: what its sums depend on ---- */
 
 enum { DEMO_NOTES = 7, DEMO_EVAL_NOTE = 1 };
 static const char *const demo_note_keys[DEMO_NOTES] = {
@@ -187,8 +193,8 @@ typedef struct {
     char text[DEMO_NOTES][128];
 } demo_notes;
 
-/* If the layout does not change the bits, the file is valid for any number of ranks and any
-   packing. Otherwise the note names both. */
+/* Describes how attention is computed. If the layout does not change any bit, the file is valid
+   for any number of ranks and any packing; otherwise the text names both. */
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
     int bits = !c->relaxed_attention && seqpar_layout_at(r->job->layout)->whole_cells;
@@ -206,6 +212,8 @@ static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
                  c->packing_samples ? "rows of" : "alone in rows of", (long long)c->pack_len);
 }
 
+/* Fills the metadata of this run. Collective, since the digest of the reference's weights
+   is. */
 static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     const demo_job *job = r->job;
     const demo_config *c = &job->config;
@@ -224,7 +232,8 @@ static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     return status;
 }
 
-/* A run without evaluation accepts a file with any evaluation data. */
+/* Refuses a file whose metadata differ from those of this run. A run without evaluation accepts
+   any evaluation data. */
 static seqpar_status demo_notes_compare(demo_rank *r, const seqpar_safetensors_file *file,
                                         const char *path, const demo_notes *notes) {
     for (int i = 0; i < DEMO_NOTES; i++) {
@@ -240,8 +249,9 @@ static seqpar_status demo_notes_compare(demo_rank *r, const seqpar_safetensors_f
     return SEQPAR_OK;
 }
 
-/* ---- asking the model ---- */
+/* ---- computing the sums ---- */
 
+/* Adds the reference's log-probs of these rows to the sums of their documents. */
 static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t first,
                                       int64_t count, int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
@@ -260,7 +270,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
     return status;
 }
 
-/* sums (documents of the window), the same on all ranks. */
+/* Computes the sums (documents of the window), the same on all ranks. */
 static seqpar_status demo_stored_ask(demo_rank *r, demo_window *w, double *sums) {
     seqpar_status status = demo_window_values(r, w, demo_stored_rows);
     w->seen.width = 1;
@@ -276,7 +286,7 @@ static seqpar_status demo_stored_ask(demo_rank *r, demo_window *w, double *sums)
 
 /* ---- all windows ---- */
 
-/* Makes a window of the mismatched documents of a window, for KTO. */
+/* For KTO: opens a window over the mismatched documents of a window. */
 typedef seqpar_status (*demo_mismatch_fn)(demo_rank *r, const demo_window *w, demo_dataset *set,
                                           demo_window *mismatched);
 
@@ -286,6 +296,8 @@ static int64_t demo_stored_most(const demo_job *job, int kind) {
                : demo_eval_most(job);
 }
 
+/* Computes the digest of one window and, if `ask`, the sums of its documents and of the
+   mismatched ones. */
 static seqpar_status demo_stored_window(demo_rank *r, int kind, int64_t number,
                                         demo_mismatch_fn mismatch, int ask) {
     demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
@@ -309,7 +321,8 @@ static seqpar_status demo_stored_window(demo_rank *r, int kind, int64_t number,
     return status;
 }
 
-/* Computes the digests of all windows and, if `ask`, their sums. *stop: a signal ended it. */
+/* Computes the digests of all windows and, if `ask`, their sums. *stop: set if a signal ended
+   it early. */
 static seqpar_status demo_stored_windows(demo_rank *r, demo_mismatch_fn mismatch, int ask,
                                          int *stop) {
     seqpar_status status = SEQPAR_OK;
@@ -376,7 +389,7 @@ static seqpar_status demo_stored_whole(demo_rank *r, seqpar_safetensors_file *fi
                        path, has, said ? said : "none, as files of 0.2.0");
 }
 
-/* Rank 0 writes it, whole or not at all. */
+/* Rank 0 writes the file, under its final name only when it is complete. */
 static seqpar_status demo_stored_save(demo_rank *r, const char *path, const demo_notes *notes) {
     seqpar_safetensors_tensor tensors[sizeof demo_stored_names / sizeof **demo_stored_names];
     seqpar_safetensors_pair metadata[DEMO_NOTES + 1];
@@ -413,7 +426,8 @@ static seqpar_status demo_stored_save(demo_rank *r, const char *path, const demo
     return status ? status : seqpar_safetensors_save(&desc, data, r->ctx.error);
 }
 
-/* The file may hold more steps than this run has, not fewer, and all rows must be the same. */
+/* Reads the sums of one dataset. The file may have more steps than this run, and the digests of
+   all windows must be the same. */
 static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *file,
                                       const char *path, int kind) {
     demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
@@ -465,8 +479,8 @@ static seqpar_status demo_stored_make(demo_rank *r, const char *path, const demo
     return status || *stop || r->ctx.world->rank ? status : demo_stored_save(r, path, notes);
 }
 
-/* Collective: reads the file if there is one, else makes it. Then the reference model is not
-   needed any more and is closed. */
+/* Reads the file if there is one, else computes and writes it. Then closes the reference model,
+   which is no longer needed. Collective. */
 static inline seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     demo_reference *reference = (demo_reference *)r->own;
     char path[1280], shown[1024];
@@ -474,7 +488,8 @@ static inline seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mism
     int stop = 0;
     snprintf(path, sizeof path, "%s/reference.safetensors", r->job->config.ckpt_path);
     int64_t there = r->ctx.world->rank == 0 && !access(path, F_OK);
-    if (demo_is_planned(r->device)) return SEQPAR_OK; /* nothing is read or written */
+    /* a dry run neither reads nor writes the file */
+    if (demo_is_planned(r->device)) return SEQPAR_OK;
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &there, 1);
     if (!status) status = demo_notes_of(r, &notes);
     demo_stored_alloc(r, mismatch != NULL);
@@ -490,7 +505,7 @@ static inline seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mism
     return status;
 }
 
-/* The sums (documents) of a window of training or evaluation; NULL where none were taken. */
+/* The stored sums (documents) of a training or evaluation window; NULL if none are stored. */
 static inline const double *demo_stored_sums(const demo_rank *r, const demo_window *w,
                                              int mismatched) {
     int kind = w->set == &r->job->eval ? DEMO_EVALUATION : DEMO_TRAINING;

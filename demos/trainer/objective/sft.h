@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* sft.h - supervised fine-tuning: the token mean over the whole optimizer step. The seeds do
- * not depend on the log-probs, so one pass through the vocabulary projection is enough. */
+/* sft.h - supervised fine-tuning: the mean loss over all supervised tokens of the optimizer
+ * step. The derivative of the loss by a log-prob does not depend on log-probs, so a single pass
+ * through the vocabulary projection is enough. */
 #ifndef DEMO_SFT_H
 #define DEMO_SFT_H
 #include "trainer/run/trainer.h"
 
-/* Options of this trainer beside the shared ones: which text, and its loss. */
+/* Options of this trainer in addition to the shared ones: the keys of the text, and the
+   loss. */
 #define DEMO_TEXT_BINDINGS(c) \
     {"input_key", &(c).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
         {"output_key", \
@@ -53,8 +55,8 @@
             DEMO_AT_LEAST(0) \
     }
 
-/* LLaMA-Factory's stage pt ends its texts in EOS, and joins them where nothing says packing
-   false. */
+/* Applies the defaults of LLaMA-Factory's stage pt: an EOS after each document, and documents
+   joined into blocks unless packing is false. */
 static int demo_sft_prepare(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     bool plain = c->pretrain_mode &&
@@ -93,7 +95,7 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
     return 0;
 }
 
-/* Loss of the tokens this rank holds: one sum a piece. */
+/* Sums the loss over the tokens of each piece on this rank. */
 static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b,
                                    const seqpar_row *rows, const seqpar_sft_desc *sft,
                                    demo_window *w) {
@@ -117,6 +119,8 @@ static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b,
     return status;
 }
 
+/* Computes the seeds of the local tokens: the derivatives of the step's mean loss by each
+   log-prob. */
 static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b,
                                     const seqpar_sft_desc *sft, demo_seeds *out,
                                     seqpar_vocab_seeds *seeds) {
@@ -133,7 +137,7 @@ static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b,
     return status;
 }
 
-/* Trained with smoothing and z-loss where asked for; evaluated without. */
+/* Training uses label smoothing and z-loss if they are given; evaluation never does. */
 static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                    int64_t micro) {
     const demo_config *c = &r->job->config;

@@ -6,7 +6,8 @@
 #include <math.h>
 #include "trainer/objective/definitions.h"
 
-/* As in seqpar.h: the compiler fuses no product with a sum. */
+/* As in seqpar.h: the compiler must not fuse a product with a sum (FMA), so that every compiler
+   gives the same bits. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -14,9 +15,9 @@
 #pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno")
 #endif
 
-/* Coefficient of the KL penalty: fixed if target is 0, else multiplied after each rollout by
-   1 + clip(kl / target - 1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all
-   responses of the rollout, n: their number. Usual: 0.01, 0, 10000. */
+/* Coefficient of the KL penalty. If target is 0, it is fixed. Else each rollout multiplies it
+   by 1 + clip(kl / target - 1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all
+   responses of the rollout; n: number of responses. Usual values: 0.01, 0, 10000. */
 typedef struct {
     double coef, target, horizon;
 } kl_controller;
@@ -30,8 +31,8 @@ static inline void kl_controller_update(kl_controller *c, double kl, int64_t n) 
     c->coef *= 1.0 + off * (double)n / c->horizon;
 }
 
-/* One response: rewards[t] = -coef kl[t], t below count. The last token's reward also gets the
-   score, clipped to [low, high]. */
+/* Rewards of the tokens of one response: rewards[t] = -coef kl[t]. The reward of the last token
+   also gets the score, clipped to [low, high]. */
 typedef struct {
     double coef, low, high;
 } reward_shape;
@@ -43,9 +44,10 @@ static inline void shaped_rewards(double *rewards, const double *kl, int64_t cou
         rewards[count - 1] += score < s->low ? s->low : score > s->high ? s->high : score;
 }
 
-/* One response, backwards: d = r + gamma V' - V, A = d + gamma lambda A', return A + V
-   (Schulman et al. 2015); V after the last token is 0. values NULL: the return to go
-   (REINFORCE, REINFORCE++), advantages = returns. */
+/* Generalized advantage estimation for one response, from the last token to the first: d = r +
+   gamma V' - V, A = d + gamma lambda A', return = A + V (Schulman et al. 2015). V after the
+   last token is 0. With values NULL (REINFORCE, REINFORCE++) both advantages and returns are
+   the discounted rewards to go. */
 typedef struct {
     double gamma, lambda;
 } gae_desc;

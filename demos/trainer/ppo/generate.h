@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generate.h - generates texts for a file of prompts, and scores them.
+/* generate.h - generates texts (responses) for a file of prompts, and scores them.
  *
- * A text depends on the model, the seed, its prompt and its number in the whole set. It does
- * not depend on ranks, on the texts generated beside it, or on how often the run was ended and
- * resumed. */
+ * A text depends only on the model, the seed, its prompt and its index in the whole set. It
+ * does not depend on the number of ranks, on the texts generated in the same batch, or on how
+ * often the run was interrupted and resumed. */
 #ifndef DEMO_GENERATE_H
 #define DEMO_GENERATE_H
 #include "generate_options.h"
 
 /* ---- prompts ---- */
 
-/* Sets the prompts that this run takes: all, or the slice of --iter. */
+/* Sets the prompts of this run: all prompts, or the slice of --iter. */
 static int demo_generate_slice(const demo_job *job, int64_t all, demo_error *error) {
     demo_generate_config *g = demo_generate_of(job);
     g->first = 0;
@@ -34,7 +34,7 @@ static int demo_generate_load(const demo_job *job, demo_dataset *set, const char
                : demo_generate_slice(job, arrlen(set->documents), error);
 }
 
-/* Progress counts prompts. */
+/* Sets up the progress line, which counts prompts. */
 static void demo_generate_count(demo_job *job) {
     job->epoch_units = job->round_steps = 1;
     job->rounds = demo_generate_of(job)->prompts;
@@ -49,7 +49,7 @@ static void demo_generate_note(demo_generate_config *g, const char *key, uint64_
     arrput(g->notes, note);
 }
 
-/* Notes the options that a text or its reward depends on. */
+/* Records the options that a text or its reward depends on. */
 static void demo_generate_options_note(const demo_job *job) {
     static const char *const names[] = {"seed",           "n_samples_per_prompt",
                                         "max_new_tokens", "temperature",
@@ -80,7 +80,7 @@ static void demo_generate_notes(const demo_job *job) {
     demo_generate_options_note(job);
 }
 
-/* Refuses to replace a file, unless it holds texts of a run. */
+/* Refuses to replace a file that does not look like the output of generate. */
 static int demo_generate_ours(const char *path, demo_error *error) {
     static const char *const begins[] = {"{\"input\":", "{\"prompt\":"};
     char begin[16] = "";
@@ -156,7 +156,7 @@ static void demo_generate_close(demo_rank *r) {
     if (r->world && r->world->rank == 0) demo_generated_close(&demo_generate_of(r->job)->out);
 }
 
-/* Texts for prompts first .. + count of this run, without scores. */
+/* Generates texts for prompts first .. first + count - 1 of this run, without scoring them. */
 static seqpar_status demo_generate_draw(demo_rank *r, int64_t first, int64_t count) {
     const demo_generate_config *g = demo_generate_of(r->job);
     const demo_document *documents = r->job->train.documents + g->first + first;
@@ -180,7 +180,7 @@ static seqpar_status demo_generate_draw(demo_rank *r, int64_t first, int64_t cou
     return status;
 }
 
-/* A line for each text of the rollout. An stb_ds array. */
+/* Formats the texts of the rollout as lines of JSON. Returns an stb_ds array. */
 static char *demo_generate_lines(const demo_rank *r, const demo_rollout *o) {
     const demo_words words = demo_rank_words(r);
     bool scored = demo_generate_scores(demo_generate_of(r->job));
@@ -212,14 +212,16 @@ static seqpar_status demo_generate_keep(demo_rank *r) {
     return wrong ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why.text) : SEQPAR_OK;
 }
 
-/* How many prompts are generated at a time, before their texts are written: so many that ranks
-   do not wait long for one that generates a long text. */
+/* The number of prompts that are generated before their texts are written. It gives every rank
+   several micro-batches of texts, so that ranks rarely wait for one that generates a long
+   text. */
 static int64_t demo_generate_round(const demo_rank *r) {
     int64_t texts = 4 * r->job->micro_values * r->world->size;
     int64_t n = demo_generate_of(r->job)->ppo.n_samples_per_prompt;
     return (texts + n - 1) / n;
 }
 
+/* Generates, scores and writes the texts of the next prompts; *done is advanced. */
 static seqpar_status demo_generate_some(demo_rank *r, int64_t *done) {
     const demo_generate_config *g = demo_generate_of(r->job);
     demo_ppo *p = demo_ppo_of(r);
@@ -239,7 +241,7 @@ static seqpar_status demo_generate_some(demo_rank *r, int64_t *done) {
     return status;
 }
 
-/* ---- the end: rank 0 ---- */
+/* ---- the end: rank 0 writes the final file ---- */
 
 static void demo_generate_totals(const demo_rank *r, const demo_recipe_counts *n) {
     const demo_generate_config *g = demo_generate_of(r->job);
@@ -263,6 +265,7 @@ static void demo_generate_totals(const demo_rank *r, const demo_recipe_counts *n
     printf("; %lld lines in %s\n", (long long)n->lines, path);
 }
 
+/* Rank 0: makes the output file from OUT.part and prints the summary. */
 static seqpar_status demo_generate_end(demo_rank *r) {
     demo_generate_config *g = demo_generate_of(r->job);
     demo_recipe_counts counts;
@@ -285,13 +288,14 @@ static seqpar_status demo_generate_end(demo_rank *r) {
                        strerror(errno), g->output_path);
 }
 
+/* The loop of generate, in place of the training loop. */
 static seqpar_status demo_generate_run(demo_rank *r) {
     const demo_generate_config *g = demo_generate_of(r->job);
     int64_t done = g->out.texts / g->ppo.n_samples_per_prompt;
     int stop = 0;
     r->progress.value = demo_generate_scores(g) ? "reward" : "";
     r->progress.resumed = r->progress.step = done;
-    /* only the process of rank 0 has opened the file */
+    /* only rank 0 has opened OUT.part */
     seqpar_status status = seqpar_comm_broadcast(r->world, &done, sizeof done, 0);
     if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && done < g->prompts) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generate_options.h - the options of generate, and which of them contradict each other. */
+/* generate_options.h - the options of generate, and checks for contradictions between them. */
 #ifndef DEMO_GENERATE_OPTIONS_H
 #define DEMO_GENERATE_OPTIONS_H
 #include "recipes.h"
@@ -11,13 +11,14 @@ typedef struct {
     int64_t best_of_n, iter, slice;
     bool greedy_sampling, enable_csft, resume, normalize;
     demo_recipe recipe;
-    demo_generated out;     /* of the process that has rank 0 */
-    demo_note *notes;       /* for the first line of OUT.part; stb_ds array */
-    int64_t first, prompts; /* this run's prompts: index of the first in the set; number */
+    demo_generated out; /* used by rank 0 only */
+    demo_note *notes;   /* for the first line of OUT.part; stb_ds array */
+    /* the prompts of this run: index of the first in the set, and number */
+    int64_t first, prompts;
 } demo_generate_config;
 
-/* Listed before the trainers' options: of two with one name the first counts, and some of these
-   have other texts or defaults. */
+/* These are listed before the shared options. If two bindings have the same name the first one
+   counts, and some of these replace help or default of a shared option. */
 #define DEMO_GENERATE_BINDINGS(c, g, p) \
     {"dataset", \
      &(c).dataset, \
@@ -136,7 +137,7 @@ static demo_generate_config *demo_generate_of(const demo_job *job) {
     return (demo_generate_config *)job->options;
 }
 
-/* ---- options that contradict each other: 0, or -1 with one sentence ---- */
+/* ---- options that contradict each other: 0, or -1 with a message ---- */
 
 static bool demo_generate_scores(const demo_generate_config *g) {
     return g->ppo.reward_pretrain || g->ppo.reward_rule || g->ppo.servers.urls;
@@ -155,7 +156,7 @@ static int demo_generate_files(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* How many texts a prompt has, and how they are drawn. */
+/* Checks and sets the number of texts per prompt and the sampling parameters. */
 static int demo_generate_sampling(demo_job *job, demo_error *error) {
     demo_generate_config *g = demo_generate_of(job);
     demo_ppo_config *p = &g->ppo;
@@ -188,6 +189,8 @@ static int demo_generate_sampling(demo_job *job, demo_error *error) {
     return 0;
 }
 
+/* Checks and sets the recipe that turns texts and rewards into training data
+   (--post_processor). */
 static int demo_generate_recipe(demo_job *job, demo_error *error) {
     static const char *const names[] = {"", "rs", "iter_dpo", "csft"};
     demo_generate_config *g = demo_generate_of(job);
@@ -235,7 +238,7 @@ static int demo_generate_rewards(const demo_job *job, demo_error *error) {
     return p->servers.urls ? demo_servers_check(&p->servers, error) : 0;
 }
 
-/* The prompt template, followed by `asked` without the blanks around it, and one blank. */
+/* The prompt template followed by `asked`, trimmed, and one blank. */
 static const char *demo_csft_template(const char *form, const char *asked) {
     static char *text;
     static const char blanks[] = " \t\r\n";

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generated.h - the file of generated texts. OUT.part grows by whole groups (all texts of a
- * prompt); OUT is written from it only when the last text is there.
+/* generated.h - the output file of generate. While the run goes on, texts are appended to
+ * OUT.part, one group (all texts of a prompt) at a time. OUT is made from OUT.part when all
+ * texts are generated.
  *
- * The first line of OUT.part records the options and inputs of its run; each line after it is a
- * text. However a run ends, it leaves whole groups and perhaps an incomplete one, which is cut
- * off when another run resumes. */
+ * The first line of OUT.part records the options and inputs of the run; each further line is a
+ * text. If a run is killed, OUT.part ends with whole groups and perhaps an incomplete one,
+ * which a resumed run truncates. */
 #ifndef DEMO_GENERATED_H
 #define DEMO_GENERATED_H
 
 #include "trainer/run/job_open.h"
 
 typedef struct {
-    const char *path; /* OUT; borrowed */
+    const char *path; /* OUT; not owned */
     char part[DEMO_PATH_LIMIT + 8];
-    FILE *file;    /* OUT.part, locked while it is open; NULL: not open */
+    FILE *file;    /* OUT.part, locked while open; NULL: not open */
     off_t begin;   /* offset of the first text */
-    int64_t texts; /* in the file */
+    int64_t texts; /* texts in the file */
 } demo_generated;
 
 /* Closes OUT.part, and removes it if it holds no text. */
@@ -27,7 +28,7 @@ static void demo_generated_close(demo_generated *g) {
 
 /* ---- the first line ---- */
 
-/* A line for free(). */
+/* Formats the first line. The caller calls free(). */
 static char *demo_generated_header(const demo_note *notes) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "seqpar_generate", 1);
@@ -38,7 +39,7 @@ static char *demo_generated_header(const demo_note *notes) {
     return text;
 }
 
-/* 0 if the first line agrees with this run's notes, else -1 with one sentence. */
+/* Compares the first line of the file with the notes of this run. 0, or -1 with a message. */
 static int demo_generated_alike(const demo_generated *g, const char *line,
                                 const demo_note *notes, demo_error *error) {
     cJSON *json = cJSON_Parse(line);
@@ -63,10 +64,10 @@ static int demo_generated_alike(const demo_generated *g, const char *line,
     return wrong;
 }
 
-/* ---- opening: OUT.part is locked by flock, which the kernel releases at process end ---- */
+/* ---- opening: flock locks OUT.part until the process ends ---- */
 
-/* Opens and locks OUT.part. 0: done; 1: the file was renamed or removed meanwhile, so try
-   again; -1 with one sentence. */
+/* Opens and locks OUT.part. Returns 0; 1 if another process renamed or removed the file in the
+   meantime, so the caller tries again; -1 with a message. */
 static int demo_generated_take(demo_generated *g, demo_error *error) {
     struct stat held, named;
     int file = open(g->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
@@ -128,8 +129,8 @@ static int demo_generated_count(demo_generated *g, int64_t per_prompt, int64_t m
                : 0;
 }
 
-/* Opens OUT.part: empty, or with `resume` positioned after its whole groups. texts: how many it
-   will have in the end. */
+/* Opens OUT.part: a new file, or with `resume` positioned after its last whole group. texts:
+   number of texts when the run is complete. */
 static int demo_generated_open(demo_generated *g, const char *path, bool resume,
                                const demo_note *notes, int64_t per_prompt, int64_t texts,
                                demo_error *error) {
@@ -158,14 +159,14 @@ static int demo_generated_open(demo_generated *g, const char *path, bool resume,
 
 /* ---- texts ---- */
 
-/* Adds a reward in digits that read back as the same number. cJSON's own digits may not. */
+/* Adds a reward with enough digits to read back the same number; cJSON may print fewer. */
 static void demo_reward_add(cJSON *json, const char *key, double reward) {
     char number[32];
     cJSON_AddRawToObject(json, key, demo_json_number(number, reward));
 }
 
-/* output: the sampled text; stopped: whether a stop token ended it. reward: NaN if there is
-   none. Returns a line for free(). */
+/* Formats a text as a line of JSON. stopped: a stop token ended the text. reward: NaN if there
+   is none. The caller calls free(). */
 static char *demo_generated_line(const char *input, const char *output, double reward,
                                  bool stopped) {
     cJSON *json = cJSON_CreateObject();
@@ -178,7 +179,7 @@ static char *demo_generated_line(const char *input, const char *output, double r
     return text;
 }
 
-/* Appends whole groups: `texts` lines, each with its newline. */
+/* Appends `texts` lines, which form whole groups. Each line ends in a newline. */
 static int demo_generated_write(demo_generated *g, const char *lines, size_t size,
                                 int64_t texts, demo_error *error) {
     if (fwrite(lines, 1, size, g->file) != size || fflush(g->file))
@@ -187,7 +188,7 @@ static int demo_generated_write(demo_generated *g, const char *lines, size_t siz
     return 0;
 }
 
-/* ---- a digest of a folder's weights, which identifies the model ---- */
+/* ---- digest of the weights in a folder, which identifies the model ---- */
 
 static int demo_order_of_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
@@ -210,8 +211,8 @@ static bool demo_visit_weights(const char *folder, const char *name, void *user)
     return true;
 }
 
-/* Digest of the contents of the folder's weights and configs. It does not depend on the
-   folder's name. */
+/* Adds the contents of weights and configs in the folder to the digest. The name of the folder
+   does not matter. */
 static uint64_t demo_digest_folder(uint64_t digest, const char *folder) {
     char **names = NULL;
     demo_each_name(folder, demo_visit_weights, &names);
@@ -227,7 +228,7 @@ static uint64_t demo_digest_folder(uint64_t digest, const char *folder) {
     return digest;
 }
 
-/* Digest of a comma list of folders; NULL: none. */
+/* Digest of a comma list of model folders; list NULL: of no folder. */
 static uint64_t demo_digest_folders(const char *list) {
     uint64_t digest = DEMO_DIGEST_EMPTY;
     char folder[DEMO_PATH_LIMIT + 1];

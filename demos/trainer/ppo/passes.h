@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* passes.h - forward passes for the log-probs and values of a rollout's texts, one per entry.
+/* passes.h - forward passes that compute log-probs or values for a rollout. An entry is a
+ * generated token; each pass fills one column of the table of entries.
  *
- * Each rank computes those of its own tokens, in packed rows that are split as in training.
- * Then all ranks gather them. So everything that needs more than one token, such as advantages,
- * is the same arithmetic on every rank. */
+ * Each rank computes the entries of its own tokens, in packed rows that are split over ranks as
+ * in training. Then all ranks gather all entries. So advantages and other results that need
+ * several tokens are computed on every rank, by the same arithmetic. */
 #ifndef DEMO_PASSES_H
 #define DEMO_PASSES_H
 #include "rollout_draw.h"
 
-/* What a local token predicts. text: the text whose next token it predicts (o->texts and above:
-   a pretraining document; -1: none). entry: the entry of that next token. */
+/* The prediction of a local token. text: index of the text whose next token it predicts;
+   o->texts or more: a pretraining document; -1: none. entry: the entry of that next token. */
 typedef struct {
     int64_t text, entry;
 } demo_prediction;
@@ -39,6 +40,8 @@ static demo_prediction *demo_predictions(const demo_rollout *o, const demo_windo
     return predictions;
 }
 
+/* Runs forward of a model on these rows. Appends the log-probs (or values, if the model has a
+   score head) of generated tokens to those of the current column. */
 static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *model,
                                     int64_t first, int64_t count) {
     demo_ppo *p = demo_ppo_of(r);
@@ -77,7 +80,7 @@ static seqpar_status demo_reference_rows(demo_rank *r, demo_window *w, int64_t f
     seqpar_llama *model = reference->there ? &reference->model : &r->model;
     seqpar_llama *adapters = model->adapters;
     (void)micro;
-    model->adapters = NULL; /* without adapters, the actor's model is the reference */
+    model->adapters = NULL; /* without its adapters, the actor model is the reference */
     seqpar_status status = demo_pass_rows(r, w, model, first, count);
     model->adapters = adapters;
     return status;
@@ -89,7 +92,7 @@ static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t firs
     return demo_pass_rows(r, w, &demo_ppo_of(r)->critic, first, count);
 }
 
-/* Gathers one column of the entries; every entry was computed by exactly one rank. */
+/* Gathers one column of the entries on all ranks. Exactly one rank has computed each entry. */
 static seqpar_status demo_share_entries(demo_rank *r, int column) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t size = r->world->size, n = arrlen(p->place[column]);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* ppo.h - PPO and its critic-free relatives: evaluation, the loop around rollouts and
-   updates, checkpoints. */
+/* ppo.h - PPO and its critic-free variants: evaluation, the loop over rollouts and updates,
+   checkpoints. */
 #ifndef DEMO_PPO_H
 #define DEMO_PPO_H
 #include "samples.h"
 
-/* ---- evaluation: how many texts for the held-out prompts end in the right answer ---- */
+/* ---- evaluation: how many texts for held-out prompts have the right answer ---- */
 
-/* Adds the number of right texts to right[0], and of prompts with at least one to right[1]. */
+/* Adds the number of correct texts to right[0], and the number of prompts with at least one
+   correct text to right[1]. */
 static void demo_count_right(const demo_rank *r, const demo_texts *texts, int64_t right[2]) {
     int64_t n = demo_ppo_options(r)->eval_n_samples_per_prompt;
     for (int64_t i = 0; i < arrlen(r->job->eval.documents); i++) {
@@ -21,6 +22,7 @@ static void demo_count_right(const demo_rank *r, const demo_texts *texts, int64_
     }
 }
 
+/* Prints and logs the fractions of correct texts and of prompts with a correct text. */
 static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2], int64_t n) {
     int64_t prompts = arrlen(r->job->eval.documents);
     double pass = (double)right[1] / (double)prompts;
@@ -46,6 +48,7 @@ static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2
     demo_log(r, &report);
 }
 
+/* Generates texts for the held-out prompts and counts the correct ones. */
 static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_words words = demo_rank_words(r);
@@ -94,6 +97,7 @@ static void demo_rollout_say(const demo_rank *r, const demo_report *report) {
     fputc('\n', stderr);
 }
 
+/* Adds the metrics of a rollout and its updates to the report. */
 static void demo_rollout_figures(demo_rank *r, demo_report *report) {
     const demo_ppo *p = demo_ppo_of(r);
     const demo_rollout *o = &p->rollout;
@@ -114,7 +118,7 @@ static void demo_rollout_figures(demo_rank *r, demo_report *report) {
     demo_report_add(report, "grad_norm", r->optim.norm, DEMO_EXACT);
     if (r->job->config.aux_loss_coef > 0 && r->model.config.experts)
         demo_report_add(report, "aux_loss", r->experts.loss, DEMO_EXACT);
-    if (p->critic_experts.loss > 0) /* rank 0 may not have the critic's config */
+    if (p->critic_experts.loss > 0) /* rank 0 may lack the critic's config */
         demo_report_add(report, "critic_aux_loss", p->critic_experts.loss, DEMO_EXACT);
     if (demo_ppo_options(r)->pretrain_data)
         demo_report_add(report, "ptx_loss", p->policy[PRETRAINING_LOSS], DEMO_EXACT);
@@ -146,8 +150,8 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
     demo_samples_free(samples, report.sample_count);
 }
 
-/* One rollout and the optimizer steps on it. If filtering has used up the prompts, or a reward
-   server failed, there are no steps. */
+/* One rollout and its optimizer steps. There are no steps if filtering has used up the prompts
+   or a reward server failed. */
 static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     double began = demo_seconds(), kl = 0;
@@ -160,7 +164,7 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     p->seconds[2] = demo_seconds() - began - p->seconds[0] - p->seconds[1];
     if (status) return status;
     demo_rollout_log(r, number);
-    /* the KL controller gets the mean over all tokens, so long texts weigh more */
+    /* the KL controller gets the mean over all tokens, not over texts: long texts weigh more */
     for (int64_t i = 0; i < p->rollout.entries; i++)
         kl += p->rollout.entry[i * ENTRY + KL] / (double)p->rollout.entries;
     kl_controller_update(&p->kl, kl, p->rollout.texts);
@@ -174,6 +178,7 @@ static int64_t demo_ppo_steps(const demo_job *job) {
            (p->rollout_batch_size * p->n_samples_per_prompt / job->config.train_batch_size);
 }
 
+/* Sets the numbers of rollouts and of optimizer steps. */
 static void demo_ppo_count(demo_job *job) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     demo_config *c = &job->config;
@@ -189,7 +194,7 @@ static void demo_ppo_count(demo_job *job) {
     demo_settle_often(job, job->rounds);
     job->eval_every = demo_eval_every(job, job->usable_count / p->rollout_batch_size);
     if (!fewer) return;
-    job->total_steps = c->max_steps; /* the learning-rate schedule uses this */
+    job->total_steps = c->max_steps; /* this sets the length of the learning-rate schedule */
     job->last_step = job->rounds * demo_ppo_steps(job);
     if (job->last_step > job->total_steps && !job->rank)
         fprintf(stderr,
@@ -199,7 +204,7 @@ static void demo_ppo_count(demo_job *job) {
                 (long long)job->total_steps);
 }
 
-/* Writes the critic into the subfolder "critic" of the actor's checkpoint. */
+/* Saves the critic in the subfolder "critic" of the checkpoint. */
 static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
     char critic[1200];
@@ -228,6 +233,7 @@ static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
     return demo_load_checkpoint(&r->ctx, critic, &p->critic_optim, folder, step, &state);
 }
 
+/* Restores the state of PPO that a checkpoint adds to that of the model. */
 static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) {
     demo_ppo *p = demo_ppo_of(r);
     memcpy(&p->kl.coef, &state->extra[0], sizeof p->kl.coef);
@@ -244,7 +250,7 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
     return demo_has_role(r, DEMO_CRITIC) ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
 
-/* Writes the final models, each on the first rank of its group. */
+/* Writes the final models of actor and critic; the first rank of each group writes. */
 static seqpar_status demo_ppo_write(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -261,7 +267,8 @@ static seqpar_status demo_ppo_write(demo_rank *r) {
     return status || !c->plot_loss || r->world->rank ? status : demo_draw_loss(r);
 }
 
-/* Filtering has used up the prompts, which ends training; an error if there was no step yet. */
+/* Reports that filtering has used up the prompts, which ends training. It is an error if no
+   step was done. */
 static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -284,8 +291,8 @@ static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
     return SEQPAR_OK;
 }
 
-/* The loop over rollouts. If a rollout could not be scored (given_up), its prompts count as not
-   drawn, so that a resumed run draws them again. */
+/* The training loop over rollouts. If a rollout could not be scored (given_up), its prompts are
+   not counted as drawn, so a resumed run draws them again. */
 static seqpar_status demo_ppo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -317,7 +324,7 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
 
 /* ---- opening and closing ---- */
 
-/* Loads the critic, and records the folder that its weights are from. */
+/* Loads the weights of the critic and records their folder. */
 static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
     snprintf(p->critic_source, sizeof p->critic_source, "%s", folder ? folder : "");
@@ -328,7 +335,8 @@ static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
     return status;
 }
 
-/* Opens the reward models. Without --critic_pretrain, the critic starts from the first one. */
+/* Opens the reward models. Without --critic_pretrain the critic starts from the weights of the
+   first reward model. */
 static seqpar_status demo_open_rewards(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     char first[DEMO_PATH_LIMIT + 1];
@@ -377,7 +385,8 @@ static seqpar_status demo_open_critic(demo_rank *r) {
                                       learner->tensor_count, &optim);
 }
 
-/* `mixed` gets empty entries for the texts of a rollout, then the pretraining documents. */
+/* Makes the dataset `mixed`: empty documents in place of the texts of a rollout, followed by
+   the pretraining documents. */
 static void demo_open_mixed(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_dataset *mixed = &demo_ppo_of(r)->mixed;
@@ -400,8 +409,8 @@ static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *refer
     return status;
 }
 
-/* Opens the model on the generators, where every rank has all its weights, and the communicator
-   over which the actor's first rank sends them. */
+/* Opens the model on the generator ranks, each of which has all weights, and the communicator
+   over which the first actor rank sends the weights. */
 static seqpar_status demo_generators_open(demo_rank *r) {
     bool generates = demo_has_role(r, DEMO_GENERATOR);
     if (demo_who_generates(r) == DEMO_ACTOR) return SEQPAR_OK;
@@ -422,9 +431,8 @@ static seqpar_status demo_generators_open(demo_rank *r) {
     return status;
 }
 
-/* Makes the digests of frozen models known to all ranks, by a sum over all ranks. Only the
-   first rank of each group contributes, and the other groups have 0 for a model they do not
-   hold. */
+/* Makes the digests of frozen models known to all ranks by a sum over all ranks: the first rank
+   of the group that holds a model contributes its digest, all other ranks 0. */
 static seqpar_status demo_ppo_digests(demo_rank *r) {
     int64_t digests[DEMO_REFERENCES] = {0};
     if (r->job->groups < 2) return SEQPAR_OK;
@@ -471,7 +479,7 @@ static void demo_ppo_close(demo_rank *r) {
     r->own = NULL;
 }
 
-/* Loads the pretraining text, of which the actor learns every token. */
+/* Loads the pretraining text. All its tokens are supervised. */
 static int demo_pretraining_load(const demo_job *job, demo_error *error) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     demo_data_options options = demo_data_asked(job, p->pretrain_data, job->config.max_samples,
@@ -483,7 +491,8 @@ static int demo_pretraining_load(const demo_job *job, demo_error *error) {
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error);
 }
 
-/* The largest possible rollout: the longest prompts, each with a text of generate_max_len. */
+/* Makes the largest possible rollout: the longest prompts, each with a text of generate_max_len
+   tokens. */
 static void demo_rollout_longest(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
@@ -504,8 +513,8 @@ static void demo_rollout_longest(demo_rank *r) {
     demo_texts_free(&text);
 }
 
-/* The dry run: texts, their scores by reward models, and the steps on them. No server is asked.
-   */
+/* The dry run of a rollout: generates texts, scores them by reward models, and takes the steps.
+   No reward server is called. */
 static seqpar_status demo_ppo_walk(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -517,12 +526,12 @@ static seqpar_status demo_ppo_walk(demo_rank *r) {
     for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++)
         status = demo_add_scores(r, &w);
     demo_window_close(&w);
-    r->step = c->freezing_actor_steps + 1; /* the actor learns, too */
+    r->step = c->freezing_actor_steps + 1; /* so that the actor is trained, too */
     if (!status) status = demo_experience(r);
     return status ? status : demo_updates(r, 0);
 }
 
-/* Loads the prompts. Training needs at least rollout_batch_size of them. */
+/* Loads the prompts. For training there must be at least rollout_batch_size. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
@@ -552,7 +561,8 @@ static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, ui
                : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
 }
 
-/* The folder that the critic starts from: its own, the first reward model's or the actor's. */
+/* Writes the folder that the critic starts from: its own, that of the first reward model, or
+   that of the actor. False if there is no critic or no folder. */
 static bool demo_ppo_beside(const demo_job *job, char *folder) {
     const demo_ppo_config *c = (const demo_ppo_config *)job->options;
     const char *from = c->critic_pretrain   ? c->critic_pretrain

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* ppo_config.h - options of sampling and scoring texts and of training on them. */
+/* ppo_config.h - the options for sampling texts, scoring them and training on them. */
 #ifndef DEMO_PPO_CONFIG_H
 #define DEMO_PPO_CONFIG_H
 #include "trainer/objective/preference.h"
@@ -23,11 +23,11 @@ typedef struct {
     double overlong_buffer_len, overlong_penalty_factor, stop_properly_penalty_coef;
     demo_reward_servers servers;
     demo_roles roles;
-    struct { /* the critic's options; without them it uses the actor's */
+    struct { /* options of the critic; the default is the actor's value */
         const char *optim, *lr_scheduler;
         double adam_betas[2], adam_eps, l2, max_norm, lr_warmup_ratio, min_lr_ratio;
     } critic;
-    demo_dataset pretraining; /* of pretrain_data */
+    demo_dataset pretraining; /* the data of pretrain_data */
 } demo_ppo_config;
 
 /* Options of all programs that sample and score texts. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* ppo_options.h - the options of train_ppo, and checks for those that contradict each other. */
+/* ppo_options.h - the options of train_ppo, and checks for contradictions between them. */
 #ifndef DEMO_PPO_OPTIONS_H
 #define DEMO_PPO_OPTIONS_H
 #include "ppo_config.h"
 
 #ifndef DEMO_MOST_TEXTS
-#define DEMO_MOST_TEXTS (1 << 24) /* texts of a rollout: all stay in memory during its steps */
+/* limit of texts per rollout: all are in memory during the updates */
+#define DEMO_MOST_TEXTS (1 << 24)
 #endif
 
 #define DEMO_PPO_BINDINGS(c, p) \
@@ -310,7 +311,7 @@
 
 /* ---- contradictions, refused before data is read: 0, or -1 with a message ---- */
 
-/* tokens: the prompts are in a token file, which holds the right answers, too */
+/* tokens: the prompts are in a token file, which also has the right answers. */
 static int demo_ppo_rewards_check(const demo_ppo_config *p, bool tokens, demo_error *error) {
     if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls)
         return demo_fail(error, "no reward; give --reward_pretrain FOLDER, --remote_rm_url "
@@ -341,6 +342,8 @@ static int demo_ppo_rewards_check(const demo_ppo_config *p, bool tokens, demo_er
     return 0;
 }
 
+/* Checks the number of texts per prompt against estimator and filtering, which compare the
+   texts of a prompt. */
 static int demo_ppo_groups_check(const demo_ppo_config *p, demo_error *error) {
     const double *range = p->dynamic_filtering_reward_range;
     int alone = p->n_samples_per_prompt < 2;
@@ -404,7 +407,7 @@ static int demo_ppo_models_check(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* The groups of ranks that the options ask for. */
+/* Computes the groups of ranks from the options of the roles. */
 static int demo_ppo_roles(demo_job *job, demo_error *error) {
     static const char *const names[DEMO_ROLES][2] = {
         {"actor_num_nodes", "actor_num_gpus_per_node"},
@@ -425,7 +428,7 @@ static int demo_ppo_roles(demo_job *job, demo_error *error) {
     int64_t sp = job->config.ring_attn_size, dp = job->config.data_parallel_size;
     bool asked = roles->nodes[DEMO_GENERATOR] > 0 && !roles->all;
     for (int i = DEMO_ACTOR; i <= DEMO_REWARD; i++) asked |= roles->per_node[i] > 0;
-    if (!roles->per_node[DEMO_ACTOR]) /* as many ranks as without groups */
+    if (!roles->per_node[DEMO_ACTOR]) /* by default as many ranks as a run without groups has */
         roles->nodes[DEMO_ACTOR] = 1,
         roles->per_node[DEMO_ACTOR] = asked ? sp * (dp ? dp : 1) : 0;
     demo_roles_lay(roles, !strcmp(p->advantage_estimator, "gae"), p->reward_pretrain != NULL);
@@ -434,7 +437,7 @@ static int demo_ppo_roles(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Prompts are never cut, since a cut prompt asks something else. */
+/* Refuses options that would cut prompts: the meaning of a prompt can change when it is cut. */
 static int demo_ppo_lengths_check(const demo_job *job, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     if (demo_job_typed(job, "max_len") &&
@@ -477,7 +480,7 @@ static int demo_ppo_defined(const demo_job *job, demo_error *error) {
                          "--loss_agg_mode %s is not defined for gspo by OpenRLHF, whose gspo "
                          "is a mean over texts; leave it out",
                          p->loss_agg_mode);
-    /* in TRL, PPO with a critic is another trainer, which lacks these options */
+    /* TRL has a separate trainer for PPO with a critic, which lacks these options */
     if (by == &demo_definitions[DEMO_DEFINED_TRL] && !grouped &&
         (p->dual_clip > 0 || p->loss_agg_mode || strcmp(p->policy_loss_type, "ppo")))
         return demo_fail(error,

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* recipes.h - makes training data of texts and their rewards, as OpenRLHF's processors do.
- * Texts with the same input form a group. All recipes but "none" leave out empty texts, from
- * which nothing can be learnt.
+/* recipes.h - turns texts and their rewards into training data, as OpenRLHF's processors do.
+ * Texts with the same input form a group. All recipes except "none" leave out empty texts,
+ * which cannot be trained on.
  *
- *   none       every text: input, output, reward where there is one, stopped
- *   rs         rejection sampling: of each input the text with the highest reward; of equals the
- *              first: input, output, reward
- *   iter_dpo   iterative DPO: of each input the texts with the highest and the lowest reward, of
- *              equals the first: prompt, chosen, chosen_reward, rejected, rejected_reward
- *   csft       conditional SFT: every text, with its reward in its input: input, output, reward */
+ *   none       every text: input, output, reward if there is one, stopped
+ *   rs         rejection sampling: for each input the text with the highest reward, the first
+ *              of equals: input, output, reward
+ *   iter_dpo   iterative DPO: for each input the texts with the highest and the lowest reward,
+ *              the first of equals: prompt, chosen, chosen_reward, rejected, rejected_reward
+ *   csft       conditional SFT: every text, with its reward in its input: input, output,
+ *              reward */
 #ifndef DEMO_RECIPES_H
 #define DEMO_RECIPES_H
 
@@ -18,21 +19,23 @@ enum { DEMO_RECIPE_NONE, DEMO_RECIPE_RS, DEMO_RECIPE_DPO, DEMO_RECIPE_CSFT };
 
 typedef struct {
     int kind;
-    const char *form; /* csft: with {input} and {reward} */
-    bool normalize;   /* csft: subtract the rewards' mean, divide by their deviation (n - 1) */
+    const char *form; /* csft: the template, with {input} and {reward} */
+    /* csft: subtract the mean of the rewards, divide by their standard deviation (n - 1) */
+    bool normalize;
 } demo_recipe;
 
 typedef struct {
-    int64_t texts, inputs, lines; /* texts read; different inputs; lines written */
-    int64_t cut;                  /* texts that reached the length limit before they ended */
-    int64_t even;                 /* pairs whose rewards are equal: they prefer nothing */
-    int64_t empty;                /* texts that were left out */
-    double mean, deviation;       /* of rewards; 0 where there are none */
+    int64_t texts, inputs, lines; /* texts read; distinct inputs; lines written */
+    int64_t cut;                  /* texts cut off at the length limit */
+    /* pairs with equal rewards, in which neither text is preferred */
+    int64_t even;
+    int64_t empty;          /* empty texts, left out */
+    double mean, deviation; /* of rewards; 0 where there are none */
 } demo_recipe_counts;
 
 /* One text of the file. */
 typedef struct {
-    off_t at; /* where its line begins */
+    off_t at; /* offset of its line */
     double reward;
 } demo_scored;
 
@@ -45,11 +48,11 @@ typedef struct {
     const demo_generated *g;
     const demo_recipe *recipe;
     FILE *out;
-    char *line; /* the line that was read last, and its capacity (getline) */
+    char *line; /* the last line read, and its capacity (getline) */
     size_t room;
     demo_input_best *inputs; /* in the order of their first texts; stb_ds map */
     demo_recipe_counts counts;
-    double squares; /* of rewards, about their mean */
+    double squares; /* sum of squared differences of rewards from their mean */
     demo_error *error;
 } demo_recipe_work;
 
@@ -62,7 +65,7 @@ static int demo_recipe_torn(const demo_recipe_work *w, demo_error *error) {
                      w->g->part, (long long)w->counts.texts + 1);
 }
 
-/* The line at offset `at`; the caller calls cJSON_Delete. NULL: the error is set. */
+/* Reads the line at offset `at`. The caller calls cJSON_Delete. NULL with a message. */
 static cJSON *demo_recipe_read(demo_recipe_work *w, off_t at) {
     bool there = !fseeko(w->g->file, at, SEEK_SET) &&
                  getline(&w->line, &w->room, w->g->file) > 0;
@@ -88,8 +91,8 @@ static double demo_recipe_reward(const cJSON *json) {
     return reward ? reward->valuedouble : 0;
 }
 
-/* The first text of an input is both chosen and rejected. A later one replaces chosen if its
-   reward is higher, and rejected if its reward is lower. */
+/* Updates the best and worst text of an input. The first text is both. A later one replaces
+   chosen if its reward is higher, and rejected if its reward is lower. */
 static void demo_recipe_rank(demo_recipe_work *w, const char *input, demo_scored text) {
     ptrdiff_t i = shgeti(w->inputs, input);
     if (i < 0) {
@@ -102,7 +105,7 @@ static void demo_recipe_rank(demo_recipe_work *w, const char *input, demo_scored
         w->inputs[i].low = text;
 }
 
-/* Mean and squares by Welford, in the order of the file. */
+/* Counts a text and updates mean and squares by Welford's method, in the order of the file. */
 static void demo_recipe_count(demo_recipe_work *w, const cJSON *json) {
     demo_recipe_counts *n = &w->counts;
     double reward = demo_recipe_reward(json), delta = reward - n->mean;
@@ -112,6 +115,7 @@ static void demo_recipe_count(demo_recipe_work *w, const cJSON *json) {
     w->squares += delta * (reward - n->mean);
 }
 
+/* Reads all texts once: counts them and finds the best and worst text of each input. */
 static int demo_recipe_look(demo_recipe_work *w) {
     off_t at = w->g->begin;
     while (w->counts.texts < w->g->texts) {
@@ -150,7 +154,7 @@ static cJSON *demo_recipe_line(const char *input, const char *output, double rew
     return json;
 }
 
-/* `text` with `word` replaced wherever it stands, for free(). */
+/* Copies `text` with every occurrence of `word` replaced. The caller calls free(). */
 static char *demo_replaced(const char *text, const char *word, const char *by) {
     size_t room = strlen(text) + 1, used = 0;
     const char *next;
@@ -163,7 +167,8 @@ static char *demo_replaced(const char *text, const char *word, const char *by) {
     return made;
 }
 
-/* Replaces {reward} before {input}, so that a "{reward}" in the input stays as it is. */
+/* Fills the template of csft. {reward} is replaced before {input}, so that "{reward}" in an
+   input is left alone. */
 static cJSON *demo_recipe_conditioned(const demo_recipe_work *w, const cJSON *json) {
     double reward = demo_recipe_reward(json);
     char number[400];

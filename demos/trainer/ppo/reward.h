@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reward.h - rewards of texts: the sum of those of a rule, of reward models and of servers.
- * Every rank gets the score of every text. */
+/* reward.h - the reward of a text: the sum of the rewards of a rule, reward models and reward
+ * servers. Every rank gets the rewards of all texts. */
 #ifndef DEMO_REWARD_H
 #define DEMO_REWARD_H
 #include "rollout.h"
 
 /* ---- by a rule ---- */
 
-/* The last whole number in a text, as its digits; length 0 where there is none. */
+/* The digits of the last whole number in a text; length 0 if there is none. */
 static const char *demo_last_number(const char *text, int64_t *length) {
     const char *end = text + strlen(text), *begin;
     while (end > text && !isdigit((unsigned char)end[-1])) end--;
@@ -17,16 +17,16 @@ static const char *demo_last_number(const char *text, int64_t *length) {
     return begin;
 }
 
-/* Does a text end in the number that the right answer ends in? */
+/* Is the last number of the text that of the right answer? */
 static int demo_same_number(const char *text, const char *answer) {
     int64_t n, m;
     const char *a = demo_last_number(text, &n), *b = demo_last_number(answer, &m);
     return n && n == m && !memcmp(a, b, (size_t)n);
 }
 
-/* The text of a prompt of this set (demo_answer_text: of its right answer); the caller calls
-   free(). Token files hold both texts. Otherwise the answer follows the prompt in the document.
-   */
+/* The text of a prompt (demo_answer_text: of its right answer). The caller calls free(). A
+   token file has both as text. Otherwise the document has the tokens of the prompt followed by
+   those of the answer. */
 static char *demo_prompt_text(const demo_rank *r, const demo_dataset *set,
                               const demo_document *d) {
     const demo_words words = demo_rank_words(r);
@@ -46,7 +46,7 @@ static char *demo_answer_text(const demo_rank *r, const demo_dataset *set,
     return demo_bytes_as_text(text.bytes, text.size);
 }
 
-/* Does what was sampled for this prompt end in the right number? */
+/* Does the text that was sampled for this prompt end in the right number? */
 static int demo_sampled_right(const demo_rank *r, const int32_t *ids, int64_t tokens,
                               const demo_dataset *set, const demo_document *d) {
     const demo_words words = demo_rank_words(r);
@@ -66,7 +66,7 @@ static double demo_rule_score(const demo_rank *r, const demo_rollout *o, int64_t
 
 /* ---- by reward models ---- */
 
-/* Scores of whole texts by a reward model. */
+/* Scores whole texts by the current reward model. */
 static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t first,
                                       int64_t count, int64_t micro) {
     seqpar_llama *model = &demo_ppo_of(r)->reward[demo_ppo_of(r)->scorer];
@@ -84,8 +84,8 @@ static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t firs
     return status;
 }
 
-/* Mean and deviation of a reward model's scores on its evaluation data, where train_rm or
-   OpenRLHF put them. */
+/* Reads mean and standard deviation of a reward model's scores on evaluation data, which
+   train_rm or OpenRLHF wrote to config.json. */
 static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m,
                                        const char *folder) {
     char path[4352];
@@ -103,7 +103,7 @@ static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m,
                        path);
 }
 
-/* Opens a model with a score head: that of a folder, as its config.json says, or the actor's
+/* Opens a model with a score head: the model of the folder or, without a folder, the actor's
    weights with a new head. */
 static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const char *folder,
                                       bool offload) {
@@ -118,8 +118,8 @@ static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const c
                   : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
 }
 
-/* Opens one reward model, and reads the mean and deviation that normalize its scores. PPO needs
-   them with normalize_reward; generate uses them if the folder has them. */
+/* Opens one reward model, and reads the mean and standard deviation that normalize its scores.
+   PPO requires them with normalize_reward; generate uses them if the folder has them. */
 static seqpar_status demo_reward_open(demo_rank *r, const char *folder) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -158,7 +158,7 @@ static void demo_rewards_close(demo_rank *r) {
         if (p->reward[i].tensors) seqpar_llama_close(&r->ctx, &p->reward[i]);
 }
 
-/* Adds the normalized scores of reward model `scorer` to those of the rollout. */
+/* Adds the normalized scores of reward model `scorer` to the rewards of the rollout. */
 static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     const demo_moments *m = &demo_ppo_of(r)->moments[demo_ppo_of(r)->scorer];
@@ -182,10 +182,9 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     return status;
 }
 
-/* ---- by servers: rank 0 asks them and broadcasts the scores. If one fails, training ends with
-   a checkpoint, as it does by a signal ---- */
+/* ---- by servers: if one fails, training stops with a checkpoint, as after a signal ---- */
 
-/* A prompt as the model was given it, and behind it what was sampled, without special tokens. */
+/* The prompt as the model got it, followed by the sampled text without special tokens. */
 static char *demo_query_text(const demo_rank *r, const char *prompt, const int32_t *ids,
                              int64_t tokens) {
     const demo_words words = demo_rank_words(r);
@@ -217,8 +216,8 @@ static void demo_question_free(demo_reward_question *q) {
     free(q->query);
 }
 
-/* asked > 0: there are no scores, because a server failed or a signal came. All ranks must know
-   it, since all give up the rollout. */
+/* Adds the rewards of the servers. If a server failed or a signal came, `asked` is above 0 on
+   all ranks, and all of them discard the rollout. */
 static seqpar_status demo_add_server_scores(demo_rank *r) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     double *score = (double *)demo_alloc(o->texts, sizeof *score);
@@ -249,8 +248,8 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
 
 /* ---- all of them ---- */
 
-/* Refuses rewards above DEMO_REWARD_MOST. If a sum of them overflowed, the advantages of all
-   texts would be 0 or NaN, and no later check would refuse the step. */
+/* Refuses rewards above DEMO_REWARD_MOST. If a sum of rewards overflowed, all advantages would
+   be 0 or NaN, and no later check would find it. */
 static seqpar_status demo_rewards_fit(demo_rank *r) {
     const demo_rollout *o = &demo_ppo_of(r)->rollout;
     for (int64_t i = 0; i < o->texts; i++)
@@ -263,6 +262,7 @@ static seqpar_status demo_rewards_fit(demo_rank *r) {
     return SEQPAR_OK;
 }
 
+/* Computes the rewards of all texts of the rollout from all sources. */
 static seqpar_status demo_score_texts(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window w = {.set = &p->rollout.set};

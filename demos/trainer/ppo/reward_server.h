@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reward_server.h - rewards from HTTP servers, as OpenRLHF asks them:
+/* reward_server.h - rewards from HTTP servers, with OpenRLHF's protocol:
  *
  *     POST {"query": ["prompt and text", ...], "prompts": ["prompt", ...], "labels": ["right answer, or nothing", ...]}
  *     ->   {"rewards": [0.5, ...]}, one for every query
  *
- * A server that cannot be reached or is busy is asked again, after a wait that doubles each
- * time. A wrong answer is an error at once, since it would be wrong again. Functions return 0,
- * or -1 with a message in error. Needs libcurl. */
+ * If a server cannot be reached or is busy, the request is sent again, after a wait that
+ * doubles each time. An invalid answer is an error at once, since a retry would give the same
+ * answer. Functions return 0, or -1 with a message in error. Needs libcurl. */
 #ifndef DEMO_REWARD_SERVER_H
 #define DEMO_REWARD_SERVER_H
 
@@ -17,15 +17,15 @@
 
 enum { DEMO_NO_ANSWER = -2 };
 #define DEMO_REWARD_MOST \
-    1e100 /* so that sums of their squares over all texts do not overflow */
+    1e100 /* so that sums of squared rewards over all texts do not overflow */
 
 typedef struct {
-    const char *urls; /* a comma list; the rewards of several servers are added */
-    double timeout;   /* seconds one request may take */
-    int64_t retries;  /* further tries after the first */
-    /* seconds before the second try, twice as many before each one after, a minute at most */
+    const char *urls; /* comma list; the rewards of several servers are added */
+    double timeout;   /* limit of one request, in seconds */
+    int64_t retries;  /* tries after the first */
+    /* seconds before the second try; doubled before each further try, at most a minute */
     double backoff;
-    /* once it is set, the wait for an answer ends; NULL: it is never set */
+    /* once this is nonzero, waiting for an answer ends; NULL: never */
     const volatile sig_atomic_t *interrupted;
 } demo_reward_servers;
 
@@ -34,10 +34,10 @@ typedef struct {
     int64_t count;
 } demo_reward_question;
 
-/* ---- texts: what a server reads is UTF-8, what a model of bytes writes may be anything ---- */
+/* ---- texts: requests must be UTF-8, but a model of bytes may generate any bytes ---- */
 
-/* Bytes as UTF-8 text; the caller calls free(). A zero, or a byte that is not UTF-8, becomes
-   U+FFFD. */
+/* Converts bytes to UTF-8. Zero bytes and bytes that are not UTF-8 become U+FFFD. The caller
+   calls free(). */
 static inline char *demo_bytes_as_text(const char *bytes, size_t count) {
     char *text = (char *)demo_alloc((int64_t)(3 * count + 1), 1);
     size_t used = 0;
@@ -50,7 +50,7 @@ static inline char *demo_bytes_as_text(const char *bytes, size_t count) {
     return text;
 }
 
-/* Appends the bytes of these tokens to `bytes`, an stb_ds array; special tokens have none. */
+/* Appends the bytes of these tokens, without special tokens, to the stb_ds array `bytes`. */
 static inline char *demo_append_tokens(char *bytes, const demo_words *words, const int32_t *ids,
                                        int64_t tokens) {
     for (int64_t t = 0; t < tokens; t++) {
@@ -62,7 +62,7 @@ static inline char *demo_append_tokens(char *bytes, const demo_words *words, con
     return bytes;
 }
 
-/* Tokens as text for free(): special ones are left out. */
+/* Converts tokens to text, without special tokens. The caller calls free(). */
 static inline char *demo_tokens_as_text(const demo_words *words, const int32_t *ids,
                                         int64_t tokens) {
     char *bytes = demo_append_tokens(NULL, words, ids, tokens);
@@ -71,7 +71,7 @@ static inline char *demo_tokens_as_text(const demo_words *words, const int32_t *
     return text;
 }
 
-/* ---- the question and the answer as JSON ---- */
+/* ---- request and answer as JSON ---- */
 
 static inline char *demo_question_json(const demo_reward_question *question) {
     static const char *const keys[] = {"query", "prompts", "labels"};
@@ -112,7 +112,7 @@ __attribute__((format(printf, 3, 4))) static inline int demo_server_wrong(demo_e
     return -1;
 }
 
-/* Adds the list of an answer to rewards (count). */
+/* Adds the rewards of an answer to rewards (count). */
 static inline int demo_answer_add(const cJSON *json, const char *url, double *rewards,
                                   int64_t count, demo_error *error) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "rewards");
@@ -140,6 +140,8 @@ static inline int demo_answer_add(const cJSON *json, const char *url, double *re
     return 0;
 }
 
+/* Parses an answer, which must be a single JSON object, and adds its rewards to rewards
+   (count). */
 static inline int demo_answer_read(const char *bytes, size_t length, const char *url,
                                    double *rewards, int64_t count, demo_error *error) {
     const char *end = bytes;
@@ -166,11 +168,11 @@ static inline int demo_answer_read(const char *bytes, size_t length, const char 
 /* ---- HTTP ---- */
 
 #ifndef DEMO_ANSWER_LIMIT
-#define DEMO_ANSWER_LIMIT (1 << 26) /* bytes: a million rewards and more */
+#define DEMO_ANSWER_LIMIT (1 << 26) /* bytes; enough for more than a million rewards */
 #endif
 
 typedef struct {
-    char *bytes; /* zero-ended once there are any */
+    char *bytes; /* zero-terminated if not empty */
     size_t size;
     long status;
     CURLcode code;
@@ -182,7 +184,7 @@ static inline size_t demo_answer_write(char *data, size_t one, size_t count, voi
                       ? NULL
                       : (char *)realloc(answer->bytes, answer->size + count + 1);
     (void)one;            /* always 1 */
-    if (!grown) return 0; /* makes the transfer fail */
+    if (!grown) return 0; /* aborts the transfer */
     memcpy(grown + answer->size, data, count);
     answer->bytes = grown;
     answer->size += count;
@@ -190,8 +192,8 @@ static inline size_t demo_answer_write(char *data, size_t one, size_t count, voi
     return count;
 }
 
-/* Servers on this machine are never behind a proxy, whatever the environment says; it may
-   name further exceptions. */
+/* Excludes servers on this machine from any proxy of the environment, in addition to those that
+   no_proxy already excludes. */
 static inline void demo_bypass_proxy(CURL *curl) {
     const char *others = getenv("no_proxy") ? getenv("no_proxy") : getenv("NO_PROXY");
     char list[2048];
@@ -204,13 +206,14 @@ static inline bool demo_request_interrupted(const demo_reward_servers *servers) 
     return servers->interrupted && *servers->interrupted;
 }
 
-/* libcurl calls it at least once a second; anything but 0 ends the transfer. */
+/* libcurl calls this at least once a second; a nonzero result ends the transfer. */
 static inline int demo_post_goes_on(void *user, curl_off_t down_all, curl_off_t down,
                                     curl_off_t up_all, curl_off_t up) {
     (void)down_all, (void)down, (void)up_all, (void)up;
     return demo_request_interrupted((const demo_reward_servers *)user);
 }
 
+/* Sends one request and waits for its answer; the result is in *answer. */
 static inline void demo_post(const demo_reward_servers *servers, const char *url,
                              const char *body, demo_answer *answer) {
     CURL *curl = curl_easy_init();
@@ -245,14 +248,14 @@ static inline void demo_post(const demo_reward_servers *servers, const char *url
     curl_easy_cleanup(curl);
 }
 
-/* Is the answer not HTTP? Then it would not be at the next try either. */
+/* Is the answer not HTTP? Then a retry is useless. */
 static inline bool demo_answer_foreign(const demo_answer *answer) {
     return answer->code == CURLE_UNSUPPORTED_PROTOCOL ||
            answer->code == CURLE_WEIRD_SERVER_REPLY;
 }
 
-/* Is a retry useful? It is if no answer came, or if the server says that it is busy or failed.
-   */
+/* Is a retry useful? Yes if no answer came, or if the HTTP status says that the server is busy
+   or failed. */
 static inline bool demo_answer_may_improve(const demo_answer *answer) {
     /* CURLE_WRITE_ERROR: the answer is longer than DEMO_ANSWER_LIMIT */
     bool came = answer->code == CURLE_OK || demo_answer_foreign(answer) ||
@@ -261,7 +264,8 @@ static inline bool demo_answer_may_improve(const demo_answer *answer) {
                      (answer->status == 408 || answer->status == 429 || answer->status >= 500));
 }
 
-/* Sleeps in short pieces: a signal may go to another thread, and then does not end a sleep. */
+/* Sleeps in short intervals: if a signal is delivered to another thread, it does not end a
+   sleep here. */
 static inline void demo_wait(const demo_reward_servers *servers, double seconds) {
     for (; seconds > 0 && !demo_request_interrupted(servers); seconds -= 0.1) {
         struct timespec piece = {0, (long)(1e9 * fmin(seconds, 0.1))};
@@ -286,8 +290,8 @@ static inline void demo_wait_say(const demo_reward_servers *servers, const char 
             (long long)tries + 1, (long long)servers->retries + 1, wait);
 }
 
-/* Asks until there is an answer, no retry is left or a signal came. Returns the number of
-   tries. */
+/* Sends the request until an answer comes, no retry is left or a signal came. Returns the
+   number of tries. */
 static inline int64_t demo_post_patiently(const demo_reward_servers *servers, const char *url,
                                           const char *body, demo_answer *answer) {
     double wait = servers->backoff;
@@ -306,6 +310,7 @@ static inline int64_t demo_post_patiently(const demo_reward_servers *servers, co
     return tries;
 }
 
+/* Asks one server and adds its rewards to rewards (count). Returns as demo_ask_servers. */
 static inline int demo_ask_one(const demo_reward_servers *servers, const char *url,
                                const char *body, double *rewards, int64_t count,
                                demo_error *error) {
@@ -365,7 +370,7 @@ static inline int demo_ask_servers(const demo_reward_servers *servers,
     return failed;
 }
 
-/* Why the first of a comma list of addresses cannot be asked; NULL: it can. */
+/* Returns what is wrong with the first URL of a comma list; NULL if it is valid. */
 static inline const char *demo_url_wrong(const char *list) {
     char *port = NULL, *url = strndup(list, strcspn(list, ","));
     CURLU *parsed = curl_url();
@@ -384,7 +389,7 @@ static inline const char *demo_url_wrong(const char *list) {
                   : NULL;
 }
 
-/* Are these addresses that can be asked? */
+/* Checks the URLs of all servers. */
 static inline int demo_servers_check(const demo_reward_servers *servers, demo_error *error) {
     for (const char *url = servers->urls; url;
          url = strchr(url, ',') ? strchr(url, ',') + 1 : NULL) {

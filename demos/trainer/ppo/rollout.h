@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rollout.h - generates texts for prompts.
+/* rollout.h - generates the texts of a rollout. A text is a sampled response to a prompt.
  *
- * Every generating rank makes a part of the texts, and all ranks get all of them. Random
- * numbers depend only on the text's number and the token's position, so the number of ranks
- * changes no text. */
+ * Each generating rank makes some of the texts, and all ranks gather all of them. Random
+ * numbers depend only on the index of the text and the position of the token, so the number of
+ * ranks changes no text. */
 #ifndef DEMO_ROLLOUT_H
 #define DEMO_ROLLOUT_H
 #include "advantage.h"
 #include "ppo_config.h"
 
-/* ---- a rollout: texts, and an entry for every token that was generated ---- */
+/* ---- a rollout: texts, and an entry for every generated token ---- */
 
 enum { OLD_LOGP, REF_LOGP_OF, VALUE, KL, REWARD, ADVANTAGE, RETURN, ENTRY };
 typedef struct {
-    /* one document per text: the prompt and then the text; texts of a prompt are adjacent */
+    /* one document per text: the prompt followed by the text; the texts of a prompt are
+       adjacent */
     demo_dataset set;
-    int64_t *prompt, *first; /* (texts) tokens of the prompt; number of the first entry */
+    int64_t *prompt, *first; /* (texts) tokens of the prompt; index of the first entry */
     int64_t texts, entries;
-    /* (entries, ENTRY); entry t of a text belongs to position prompt - 1 + t, which predicts
-       token t */
+    /* (entries, ENTRY); entry t of a text is its token t, which position prompt - 1 + t of the
+       document predicts */
     double *entry;
-    double *sampled;              /* (entries) log-probs as they were sampled, stb_ds array */
+    double *sampled;              /* (entries) log-probs from sampling, stb_ds array */
     double *score, *kl;           /* (texts) reward; mean KL */
-    const demo_document **source; /* (texts) the prompt's document in the training set */
+    const demo_document **source; /* (texts) document of the prompt in the training set */
 } demo_rollout;
 
 enum { DEMO_REWARDS = 8, UPDATE_COLUMNS = 8 };
@@ -34,31 +35,33 @@ typedef struct { /* PPO's state on a rank */
     demo_reference reference;
     seqpar_llama critic, critic_adapters, reward[DEMO_REWARDS];
     seqpar_optim critic_optim;
-    demo_experts critic_experts; /* the critic may have other experts than the actor */
+    /* aux loss of the critic, whose experts may differ from the actor's */
+    demo_experts critic_experts;
     char critic_source[DEMO_PATH_LIMIT + 1];
     int64_t critic_untaught; /* as in seqpar_llama_batch_desc */
-    /* mean and deviation by which the scores of each reward model are normalized */
+    /* mean and standard deviation that normalize the scores of each reward model */
     demo_moments moments[DEMO_REWARDS];
     bool has_critic;
     int rewards, scorer; /* number of reward models; index of the current one */
     demo_rollout rollout;
-    int64_t drawn; /* prompts so far */
-    bool used_up;  /* filtering left too few of them for a whole rollout */
+    int64_t drawn; /* prompts drawn so far */
+    bool used_up;  /* filtering left too few prompts for a whole rollout */
     /* a reward server failed, or a signal came before it answered: the rollout is discarded,
        and its prompts count as not drawn */
     bool given_up;
-    /* the rollout's texts and behind them the pretraining documents, all borrowed */
+    /* the texts of the rollout followed by the pretraining documents; not owned */
     demo_dataset mixed;
     kl_controller kl;
-    /* column: the one that the current pass fills. place, seen: entry numbers and values that
-       this rank has computed for each column, until all ranks gather them; stb_ds arrays */
+    /* column: filled by the current pass. place, seen: for each column, the entries that this
+       rank has computed and their values, until all ranks gather them; stb_ds arrays */
     int column;
     int64_t *place[ENTRY];
     double *seen[ENTRY];
-    seqpar_comm *handing; /* the actor's first rank and the generators, where there are such */
-    bool handed;          /* the generators have got all weights once */
-    /* means of the last update; seconds to generate, score and train, and [3], a part of [0]:
-       to send weights to the generators */
+    /* over the actor's first rank and the generator ranks; NULL: no generators */
+    seqpar_comm *handing;
+    bool handed; /* all weights have been sent to the generators once */
+    /* means of the last update; seconds[0] to [2]: to generate, to score, to train; [3], part
+       of [0]: to send weights to the generators */
     double policy[UPDATE_COLUMNS], value[UPDATE_COLUMNS], seconds[4];
 } demo_ppo;
 
@@ -83,7 +86,8 @@ static void demo_rollout_free(demo_rollout *o) {
 
 /* ---- prompts ---- */
 
-/* Every right answer of a token file must hold a number, with which texts are compared. */
+/* Checks that every right answer of a token file contains a number, since texts are compared
+   with it. */
 static int demo_answers_there(const demo_dataset *set, const char *path, demo_error *error) {
     for (int64_t i = 0; i < arrlen(set->documents); i++) {
         demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT,
@@ -101,8 +105,8 @@ static int demo_answers_there(const demo_dataset *set, const char *path, demo_er
     return 0;
 }
 
-/* For a model with a tokenizer, prompts must be a token file: ids in JSON do not say which
-   tokens end a text, nor which bytes a token stands for. */
+/* Loads prompts. For a model with a tokenizer they must be a token file: token ids in JSON do
+   not say which tokens end a text, or which bytes a token stands for. */
 static int demo_prompts_load(demo_dataset *set, const char *paths,
                              const demo_data_options *options, demo_error *error) {
     if (demo_token_file_among(paths, error)) return -1;
@@ -121,7 +125,8 @@ static int demo_prompts_load(demo_dataset *set, const char *paths,
     return -1;
 }
 
-/* With label_key, the right answer follows the prompt in the document. */
+/* Loads prompts by the options of the job. With label_key, the document of a prompt also
+   contains the right answer, after the prompt. */
 static int demo_prompts_read(const demo_job *job, demo_dataset *set, const char *paths,
                              int64_t max_samples, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
@@ -131,7 +136,7 @@ static int demo_prompts_read(const demo_job *job, demo_dataset *set, const char 
     options.output_key = p->label_key;
     options.input_template = job->config.input_template;
     options.max_len = p->prompt_max_len;
-    options.long_documents = DEMO_LONG_DROP; /* a prompt is whole, or left out */
+    options.long_documents = DEMO_LONG_DROP; /* prompts are never cut: long ones are left out */
     options.number = (p->label_key || demo_is_token_file(paths)) &&
                      (p->reward_rule || set == &job->eval);
     options.output_option = p->label_key ? "label_key" : "input_key";
@@ -147,8 +152,8 @@ static demo_words demo_rank_words(const demo_rank *r) {
     return demo_words_of(r->job->train.file);
 }
 
-/* Tokens of the prompt: in a token file the whole document; else all before the label or,
-   without a label, all but EOS. */
+/* The number of tokens of a prompt: in a token file the whole document; else all tokens before
+   the right answer or, without one, all except EOS. */
 static int64_t demo_prompt_tokens(const demo_rank *r, const demo_document *d) {
     int64_t n = 0;
     if (r->job->train.file) return d->tokens;
@@ -157,7 +162,7 @@ static int64_t demo_prompt_tokens(const demo_rank *r, const demo_document *d) {
     return n;
 }
 
-/* The ranks of a role's group: *count of them, from *first on. */
+/* Sets *first and *count to the range of ranks of a role's group. */
 static void demo_role_group(const demo_rank *r, int role, int64_t *first, int64_t *count) {
     int group = demo_ppo_options(r)->roles.group[role];
     *first = 0;
@@ -170,8 +175,8 @@ static int demo_who_generates(const demo_rank *r) {
     return demo_ppo_options(r)->roles.group[DEMO_GENERATOR] > 0 ? DEMO_GENERATOR : DEMO_ACTOR;
 }
 
-/* Gathers rows of `width` bytes, one per text, on all ranks. mine: those of this rank's texts.
-   */
+/* Gathers rows of `width` bytes, one row per text, on all ranks. mine: the rows of this rank's
+   texts. */
 static seqpar_status demo_share_rows(demo_rank *r, void *all, const void *mine, int64_t total,
                                      int64_t width, const char *what) {
     int64_t *bytes = (int64_t *)demo_alloc(r->world->size, sizeof *bytes), begin, ranks;
@@ -185,7 +190,8 @@ static seqpar_status demo_share_rows(demo_rank *r, void *all, const void *mine, 
     return status;
 }
 
-/* Texts of all ranks: ids (total, longest + 1), the count first; logp (total, longest). */
+/* The texts of all ranks. ids (total, longest + 1): the number of tokens, then the tokens. logp
+   (total, longest). */
 typedef struct {
     int32_t *ids;
     double *logp;
@@ -206,7 +212,7 @@ static const int32_t *demo_text_ids(const demo_texts *t, int64_t i) {
     return t->ids + i * (t->longest + 1);
 }
 
-/* Gathers the texts on all ranks; `count` of `total` are this rank's. */
+/* Gathers all `total` texts on all ranks; this rank contributes `count`. */
 static seqpar_status demo_share_texts(demo_rank *r, demo_texts *all,
                                       const seqpar_llama_text *texts, int64_t count,
                                       int64_t total) {
@@ -230,7 +236,8 @@ static seqpar_status demo_share_texts(demo_rank *r, demo_texts *all,
 #ifndef DEMO_HANDED_BYTES
 #define DEMO_HANDED_BYTES (1 << 24)
 #endif
-/* The actor's first rank sends the weights to the generators, in their type, in pieces. */
+/* Sends the weights from the actor's first rank to the generators, piece by piece, in their
+   storage type. */
 static seqpar_status demo_hand_over_to(demo_rank *r, const seqpar_llama *model) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t bytes = model->elements * seqpar_dtype_bytes(r->device->storage), n;
@@ -247,8 +254,8 @@ static seqpar_status demo_hand_over_to(demo_rank *r, const seqpar_llama *model) 
     return status;
 }
 
-/* Sends the generators what has changed: the adapters or, without adapters, the weights. The
-   actor's ranks gather all weights for that time. Collective over all ranks. */
+/* Sends the generators the weights that have changed: the adapters or, without adapters, all
+   weights. The actor's ranks gather sharded weights for this. Collective over all ranks. */
 static seqpar_status demo_hand_weights(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     double began = demo_seconds();
@@ -264,7 +271,8 @@ static seqpar_status demo_hand_weights(demo_rank *r) {
     return status;
 }
 
-/* Texts for these prompts (total), each generated by one rank. For demo_texts_free. */
+/* Generates texts for these prompts (total); one rank generates each text. Call demo_texts_free
+   later. */
 static seqpar_status demo_generate(demo_rank *r, demo_texts *all,
                                    const seqpar_llama_prompt *prompts, int64_t total,
                                    const seqpar_llama_sample_desc *desc) {
@@ -274,7 +282,7 @@ static seqpar_status demo_generate(demo_rank *r, demo_texts *all,
     int64_t end = mine ? seqpar_part_begin(total, ranks, rank + 1) : 0;
     seqpar_llama_text *texts = (seqpar_llama_text *)demo_alloc(end - first + 1, sizeof *texts);
     *all = demo_texts_new(total, desc->max_new_tokens);
-    /* every rank generates whole texts, so it gathers weights that are at their owners */
+    /* each rank generates whole texts, so it needs all weights: gather sharded ones */
     seqpar_status status = demo_hand_weights(r);
     if (!status && mine) status = seqpar_llama_gather(&r->ctx, &r->model);
     if (!status && mine)
@@ -296,8 +304,8 @@ static void demo_rollout_new(demo_rollout *o, int64_t room) {
     o->kl = o->score + room;
 }
 
-/* Adds a text: takes over its document, which begins with the prompt, and copies its log-probs.
-   */
+/* Adds a text to a rollout. Takes ownership of its document, which begins with the prompt, and
+   copies its log-probs. */
 static void demo_rollout_take(demo_rollout *o, demo_document text, const double *logp,
                               int64_t prompt, const demo_document *source, double score) {
     arrput(o->set.documents, text);

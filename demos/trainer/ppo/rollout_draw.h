@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rollout_draw.h - draws the rollout that is trained on: filters groups by their rewards, and
-   subtracts length penalties. */
+/* rollout_draw.h - draws the rollout to train on: generates and scores texts, drops groups
+   without a useful reward signal, and subtracts length penalties. */
 #ifndef DEMO_ROLLOUT_DRAW_H
 #define DEMO_ROLLOUT_DRAW_H
 #include "ppo_options.h"
@@ -8,9 +8,9 @@
 
 /* ---- the next prompts of the stream ---- */
 
-/* Elements first .. first + count - 1 of an endless stream of the numbers 0 .. set - 1; the
-   caller calls free(). Every pass over the set has another random order. A pass is whole
-   batches; numbers that do not fill a batch are left out of it. */
+/* Elements first .. first + count - 1 of an endless stream of indices 0 .. set - 1. Every pass
+   over the set has a new random order. A pass consists of whole batches; the rest of the order
+   is dropped. The caller calls free(). */
 static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t first,
                             int64_t count) {
     int64_t span = set / batch * batch, pass = -1;
@@ -25,8 +25,8 @@ static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t f
     return which;
 }
 
-/* Generates texts for the next `count` prompts, without scores. The number of a text, on which
-   its random numbers depend, is its index in the stream of all texts. */
+/* Generates texts for the next `count` prompts, without scoring them. The index of a text in
+   the stream of all texts determines its random numbers. */
 static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
@@ -57,16 +57,18 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     return status;
 }
 
-/* ---- groups that are worth training on ---- */
+/* ---- groups that dynamic filtering keeps ---- */
 
-/* Dynamic sampling of DAPO (Yu et al. 2025): if all answers of a group are right, or all wrong,
-   there is nothing to compare. A mean at an end of the range, up to rounding, is outside. */
+/* Dynamic sampling of DAPO (Yu et al. 2025): drops a group (the texts of a prompt) whose mean
+   score is at or beyond an end of the range, up to rounding. With right and wrong answers at
+   the two ends, all answers of such a group are right or all are wrong, so its advantages are
+   0. */
 static bool demo_group_selected(const double *scores, int64_t n, const double range[2]) {
     double mean = seqpar_mean(scores, n);
     return mean > range[0] + 1e-6 && mean < range[1] - 1e-6;
 }
 
-/* Moves the selected groups to `kept`; `drawn` still owns the other texts. */
+/* Moves the selected groups from `drawn` to `kept`; `drawn` still owns the other texts. */
 static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n,
                              const double range[2]) {
     for (int64_t i = 0; i < drawn->texts; i++) {
@@ -77,7 +79,8 @@ static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n,
     }
 }
 
-/* Draws until the rollout is full or the prompts are used up. */
+/* Draws and scores prompts until enough groups are selected for a rollout, or the prompts are
+   used up. */
 static seqpar_status demo_draw_filtered(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -105,8 +108,9 @@ static int64_t demo_text_tokens(const demo_rollout *o, int64_t i) {
     return (i + 1 < o->texts ? o->first[i + 1] : o->entries) - o->first[i];
 }
 
-/* Soft overlong punishment (DAPO), which grows over the last overlong_buffer_len tokens; then
-   stop_properly_penalty_coef, for a text that was cut off. */
+/* Returns the score after length penalties: the soft overlong punishment of DAPO, which grows
+   linearly over the last overlong_buffer_len tokens, then stop_properly_penalty_coef for a text
+   that was cut off: a factor of the score or, if negative, its new value. */
 static double demo_length_penalty(const demo_ppo_config *c, double score, int64_t tokens,
                                   bool cut_off) {
     double over = (double)tokens - ((double)c->generate_max_len - c->overlong_buffer_len);
@@ -116,7 +120,7 @@ static double demo_length_penalty(const demo_ppo_config *c, double score, int64_
     return !cut_off ? score : coef < 0 ? coef : score * coef;
 }
 
-/* Texts and scores of the next rollout. */
+/* Draws the next rollout: its texts and their scores with penalties. */
 static seqpar_status demo_rollout_draw(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_rollout *o = &demo_ppo_of(r)->rollout;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* samples.h - what a rollout looks like: the texts of its first prompts (--log_samples), printed
- * and in the logs. */
+/* samples.h - prints and logs examples of a rollout: the texts of its first prompts
+ * (--log_samples). */
 #ifndef DEMO_SAMPLES_H
 #define DEMO_SAMPLES_H
 #include "update.h"
 
-/* The texts of the first `log_samples` prompts, all of each. For demo_samples_free. */
+/* All texts of the first `log_samples` prompts. Call demo_samples_free later. */
 static demo_sample *demo_samples_of(const demo_rank *r, int64_t *count) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_rollout *o = &((const demo_ppo *)r->own)->rollout;
@@ -31,7 +31,7 @@ static void demo_samples_free(demo_sample *samples, int64_t count) {
     free(samples);
 }
 
-/* On one line, whatever is in it. */
+/* Prints a text on one line: line ends and control characters are escaped. */
 static void demo_text_print(FILE *out, const char *text) {
     int64_t room = 4 * (int64_t)strlen(text) + 1;
     char *shown = (char *)demo_alloc(room, 1);
@@ -39,7 +39,7 @@ static void demo_text_print(FILE *out, const char *text) {
     free(shown);
 }
 
-/* A prompt, and its texts with their rewards below it. */
+/* Prints each prompt, and below it its texts with their rewards. */
 static void demo_samples_print(FILE *out, const demo_report *report, int64_t per_prompt) {
     for (int64_t i = 0; i < report->sample_count; i++) {
         if (i % per_prompt == 0) {

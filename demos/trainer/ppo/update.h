@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* update.h - from a rollout to steps of actor and critic: advantages, losses, the
-   pretraining mix, the moving average of the weights. */
+/* update.h - from a rollout to optimizer steps of actor and critic: advantages, losses,
+   pretraining documents in the same step (ptx), moving average of the weights. */
 #ifndef DEMO_UPDATE_H
 #define DEMO_UPDATE_H
 #include "passes.h"
 
 /* ---- advantages: the same arithmetic on every rank ---- */
 
-/* Shaped rewards, advantages and returns of one text, from the KL of its tokens. */
+/* Computes shaped rewards, advantages and returns of one text, from the KL of its tokens. */
 static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double coef,
                                  double gamma) {
     const demo_ppo_config *c = demo_ppo_options(r);
@@ -40,8 +40,8 @@ static void demo_whiten_advantages(demo_rollout *o, int how) {
     free(x);
 }
 
-/* Computes KL, rewards, advantages and returns. Estimators that compare the texts of a group do
-   not discount returns (as in OpenRLHF). */
+/* Computes KL, rewards, advantages and returns of all texts. Estimators that compare the texts
+   of a prompt do not discount, as in OpenRLHF. */
 static seqpar_status demo_advantages(demo_rank *r) {
     static const char *const estimators[] = {"gae",  "reinforce",  "reinforce_baseline",
                                              "rloo", "group_norm", "dr_grpo"},
@@ -78,8 +78,9 @@ static seqpar_status demo_advantages(demo_rank *r) {
     return status;
 }
 
-/* Why the actor's log-probs need a forward pass; NULL: they need none. If training sums in the
-   same order as the sampler, both have the same bits, and the sampler's log-probs are used. */
+/* Returns why the actor's log-probs must be computed by a forward pass; NULL if not. If
+   training sums in the same order as the sampler, both give the same bits, and the log-probs
+   from sampling are used. */
 static const char *demo_old_pass(const demo_rank *r) {
     const demo_config *c = &r->job->config;
     return demo_ppo_options(r)->recompute_old_logp ? "--recompute_old_logp"
@@ -95,8 +96,8 @@ static void demo_take_sampled(demo_rollout *o) {
     for (int64_t i = 0; i < o->entries; i++) o->entry[i * ENTRY + OLD_LOGP] = o->sampled[i];
 }
 
-/* Computes what updates need of every generated token: log-probs under actor and reference,
-   values, and from these advantages. */
+/* Computes for every generated token what the updates need: log-probs under actor and
+   reference, values, and from these the advantages. */
 static seqpar_status demo_experience(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window w = {.set = &p->rollout.set};
@@ -108,7 +109,7 @@ static seqpar_status demo_experience(demo_rank *r) {
     seqpar_status status = demo_window_open(r, &w, 1, 0);
     int first = !demo_old_pass(r);
     if (first) demo_take_sampled(&p->rollout);
-    /* groups of ranks run their passes at the same time, and gather the results afterwards */
+    /* groups of ranks run their passes concurrently and gather the results afterwards */
     for (int i = first; !status && i < 3; i++) {
         p->column = columns[i];
         if (demo_has_role(r, roles[i])) status = demo_window_values(r, &w, passes[i]);
@@ -131,16 +132,17 @@ typedef struct {
     seqpar_llama *model;
     seqpar_optim *optim;
     demo_experts *experts;
-    seqpar_aggregate aggregate; /* over the generated tokens */
-    seqpar_aggregate added;     /* the same for the terms of KL and entropy */
+    seqpar_aggregate aggregate; /* of the policy or value loss over the generated tokens */
+    seqpar_aggregate added;     /* of the KL and entropy terms */
     int64_t pretraining;        /* tokens of the pretraining documents */
-    demo_text_loss *text;       /* (texts) GSPO's; NULL: a ratio for every token */
+    /* (texts) GSPO's losses; NULL: the loss has a ratio per token */
+    demo_text_loss *text;
     double *sums;
     int64_t *leaf;
 } demo_update;
 
-/* Columns of the means; the last three are counts of the actor's tokens: all, those whose ratio
-   is 1, and those whose log-prob is the reference's, to the bit. */
+/* Columns of the means. The last three count tokens of the actor: all tokens, those with ratio
+   exactly 1, and those whose log-prob is bit for bit that of the reference. */
 enum {
     LOSS_OF,
     CLIPPED,
@@ -152,7 +154,7 @@ enum {
     KL_ZERO
 };
 
-/* A 0 in eps_clip_low_high stands for eps_clip. */
+/* The clip range: eps_clip replaces a 0 in eps_clip_low_high. */
 static seqpar_policy_desc demo_clip(const demo_job *job) {
     const demo_ppo_config *c = (const demo_ppo_config *)job->options;
     return demo_defined_clip(
@@ -161,9 +163,10 @@ static seqpar_policy_desc demo_clip(const demo_job *job) {
         c->eps_clip_low_high[1] > 0 ? c->eps_clip_low_high[1] : c->eps_clip, c->dual_clip);
 }
 
-/* GSPO (Zheng et al. 2025): the ratio is exp of the text's mean of logp - old_logp, here
-   change / n. Advantages of its tokens may differ, by KL or GAE, so the loss is the mean over
-   tokens. slope: n times the derivative by the sum of the n log-probs. */
+/* GSPO (Zheng et al. 2025): the ratio of a text is exp of the mean of logp - old_logp over its
+   n tokens, here change / n. Advantages can differ between tokens (KL penalty, GAE), so the
+   loss is the mean over tokens. slope: n times the derivative of the loss by the sum of the
+   log-probs. */
 static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double change,
                                      const seqpar_policy_desc *clip) {
     demo_text_loss text = {0};
@@ -177,8 +180,8 @@ static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double ch
     return text;
 }
 
-/* GSPO's losses of all texts in these rows. First a text's change, its sum of logp - old_logp,
-   is summed over the ranks that hold a part of it. */
+/* Computes GSPO's losses of all texts in these rows. First sums logp - old_logp of each text
+   over the ranks that hold tokens of it. */
 static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b,
                                      const seqpar_row *rows, int64_t count,
                                      const demo_prediction *places, const double *logp) {
@@ -205,8 +208,8 @@ static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b
     return status;
 }
 
-/* Columns of a generated token of the actor, and the derivatives by log-prob and entropy. The
-   caller multiplies all of them by the token's weight. */
+/* Computes the columns of a generated token of the actor, and the derivatives of its loss by
+   log-prob and entropy. The caller multiplies all of them by the weight of the token. */
 static void demo_policy_seed(const demo_update *u, demo_prediction place, double logp,
                              double entropy, double *columns, double seed[2]) {
     static const char *const kls[] = {"k1", "k2", "k3"};
@@ -222,7 +225,8 @@ static void demo_policy_seed(const demo_update *u, demo_prediction place, double
                                 demo_pick(c->kl_estimator, kls, 3), &dkl);
     double coef = c->use_kl_loss ? demo_ppo_of(u->r)->kl.coef : 0.0;
     int64_t n = demo_text_tokens(o, place.text);
-    /* divided by the weight by which the caller multiplies */
+    /* the KL and entropy terms may have another weight than the loss; the caller multiplies by
+       that of the loss */
     const demo_definition *by = demo_definition_of(u->r->job);
     double added = demo_defined_weight(by, &u->added, n) /
                    demo_defined_weight(by, &u->aggregate, n);
@@ -234,8 +238,8 @@ static void demo_policy_seed(const demo_update *u, demo_prediction place, double
     seed[1] = -added * c->entropy_loss_coef;
 }
 
-/* What a local token adds to the step's means, and dL by its log-prob (or value) and
-   entropy. */
+/* Computes what a local token adds to the means of the step, and the derivatives of the step's
+   loss by its log-prob (critic: its value) and its entropy. */
 static void demo_token_seed(const demo_update *u, demo_prediction place, double x,
                             double entropy, double columns[UPDATE_COLUMNS], double seed[2]) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
@@ -268,8 +272,8 @@ static void demo_token_seed(const demo_update *u, demo_prediction place, double 
 
 /* ---- a step ---- */
 
-/* Computes the seeds of the local tokens in host (2, tokens), and for each piece the sums of
-   its tokens' columns. */
+/* Computes the seeds of the local tokens in host (2, tokens), and sums the columns over the
+   tokens of each piece. */
 static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch *b,
                                        const seqpar_row *rows, int64_t count, double *host) {
     demo_rank *r = u->r;
@@ -300,6 +304,7 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
     return status;
 }
 
+/* Runs forward and backward on one micro-batch of the mini-batch. */
 static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_rank *r = u->r;
     seqpar_llama_batch_desc run = demo_batch_desc_of(r, index);
@@ -330,7 +335,8 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     return status;
 }
 
-/* Sets what the losses are averaged over; the critic's loss is a mean over tokens. */
+/* Sets over how many texts and tokens the losses are averaged. The critic's loss is always a
+   mean over tokens. */
 static void demo_update_counts(demo_update *u) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     const demo_ppo_config *c = demo_ppo_options(u->r);
@@ -402,8 +408,8 @@ static seqpar_status demo_mixed_open(demo_rank *r, demo_window *mixed, const dem
     return demo_window_open(r, mixed, 1, 0);
 }
 
-/* Prints a check at the first step: no weight has changed yet, so ratios must be 1, and the KL
-   against the initial model 0. */
+/* Prints a check at the first step. No weight has changed yet, so all ratios must be 1, and the
+   KL to the initial model must be 0. */
 static void demo_say_first(const demo_rank *r, const double *means) {
     const char *pass = demo_old_pass(r);
     fprintf(
@@ -414,6 +420,8 @@ static void demo_say_first(const demo_rank *r, const double *means) {
         pass ? "; old log-probs are not the sampler's: " : "", pass ? pass : "");
 }
 
+/* One optimizer step of the actor on a mini-batch, mixed with pretraining documents if there
+   are any. */
 static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -448,7 +456,7 @@ static double demo_critic_rate(const demo_rank *r) {
            seqpar_lr_factor(kind, r->step, warmup, job->total_steps, floor_ratio);
 }
 
-/* A mini-batch: the actor, unless frozen, and the critic. */
+/* Trains on a mini-batch: the actor, unless it is frozen, and the critic. */
 static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
     demo_update critic = {.r = r,
@@ -465,7 +473,7 @@ static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     return status;
 }
 
-/* Broadcasts the critic's losses from its group, since rank 0 reports them. */
+/* Broadcasts the critic's losses from the critic's group, since rank 0 reports them. */
 static seqpar_status demo_share_means(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t first, ranks;
@@ -476,8 +484,8 @@ static seqpar_status demo_share_means(demo_rank *r) {
     return status ? status : seqpar_comm_broadcast(r->world, balance, sizeof *balance, first);
 }
 
-/* max_epochs over the rollout in mini-batches of train_batch_size texts, in another order
-   each time. */
+/* Trains max_epochs passes over the rollout, in mini-batches of train_batch_size texts. Each
+   pass has a new random order. */
 static seqpar_status demo_updates(demo_rank *r, int64_t number) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);

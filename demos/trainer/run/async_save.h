@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* async_save.h - writes a checkpoint's shards while training goes on (--async_save): each rank
- * copies the values it owns, and a background thread writes the copy. The checkpoint gets its
- * final name when the files of all ranks are written. */
+/* async_save.h - writes the shards of a checkpoint while training continues (--async_save):
+ * each rank copies the values it owns, and a background thread writes the copy. The checkpoint
+ * gets its final name when all ranks have written their files. */
 #ifndef DEMO_ASYNC_SAVE_H
 #define DEMO_ASYNC_SAVE_H
 
 #include <pthread.h>
 #include "trainer/model/shards.h"
 
-typedef struct { /* one file: its spans, and their bytes, concatenated */
+typedef struct { /* one file: the spans of tensors in it, and their bytes, concatenated */
     char path[1400];
     demo_shard_span *spans; /* stb_ds array */
     seqpar_safetensors_dtype weights, state;
@@ -22,8 +22,8 @@ typedef struct {
     demo_shard_copy *files; /* stb_ds array */
     bool under_way;
     pthread_t thread;
-    int written;        /* set by the thread, at its end */
-    seqpar_error error; /* the thread's */
+    int written;        /* the thread sets it when it is done */
+    seqpar_error error; /* error of the thread */
 } demo_async;
 
 static int64_t demo_copy_bytes(const demo_shard_copy *copy, const demo_shard_span *span) {
@@ -31,7 +31,8 @@ static int64_t demo_copy_bytes(const demo_shard_copy *copy, const demo_shard_spa
            seqpar_safetensors_dtype_bytes(span->kind ? copy->state : copy->weights);
 }
 
-/* Copies to memory what demo_write_shard would write. The next step cannot change the copy. */
+/* Copies the values that demo_write_shard would write, so that the next step cannot change
+   them. */
 static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
                                      const char *folder, int kinds, const char *const *prefix) {
     demo_shard_copy copy = {.spans = demo_owned_spans(s, kinds, prefix),
@@ -64,6 +65,7 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
     return status;
 }
 
+/* Writes one copied file. Runs in the background thread. */
 static seqpar_status demo_write_copy(demo_shard_copy *copy, seqpar_error *error) {
     int64_t count = arrlen(copy->spans);
     seqpar_safetensors_tensor *list = demo_shard_list(copy->spans, copy->weights, copy->state);
@@ -117,13 +119,13 @@ static seqpar_status demo_async_begin(demo_async *async, seqpar_error *error) {
                 : SEQPAR_OK;
 }
 
-/* Whether the thread has ended; true if none was started. */
+/* Has the thread ended? True if none was started. */
 static bool demo_async_written(demo_async *async) {
     return !async->under_way || __atomic_load_n(&async->written, __ATOMIC_ACQUIRE);
 }
 
-/* Waits for the thread and returns its status. Adds the checksums of the files that it wrote
-   to sums, an stb_ds array. */
+/* Waits for the thread and returns its status. Appends the checksums of its files to sums, an
+   stb_ds array. */
 static seqpar_status demo_async_end(demo_async *async, demo_sum **sums, seqpar_error *error) {
     seqpar_status status = SEQPAR_OK;
     if (async->under_way) pthread_join(async->thread, NULL);

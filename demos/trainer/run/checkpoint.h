@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* checkpoint.h - models and training states as folders: model.safetensors, config.json,
- * optimizer.safetensors, and `run`, the name of the run that wrote them.
+/* checkpoint.h - writes and reads checkpoints. A checkpoint is a folder with model.safetensors,
+ * config.json, optimizer.safetensors, and `run`, the id of the run that wrote it.
  *
  * A checkpoint is written as CKPT/global_stepN.tmp. When it is complete, CKPT/latest is set to
  * its final name, and then the folder is renamed. If the run is killed between the two, the
- * next run renames it. So there is always one good checkpoint, and CKPT/latest names it. Old
- * ones are removed last: those of this run, oldest first, nothing else. The files hold whole
- * tensors and whole moments: any number of data-parallel and sequence-parallel ranks, at any
- * ZeRO stage, can read what any other wrote. A checkpoint whose files do not match its manifest
- * is skipped, and the one before it is taken. With --sharded_checkpoint there is one file of
- * weights and moments for each rank (shards.h). */
+ * next run renames the folder. So CKPT/latest always names a complete checkpoint. After that
+ * the oldest checkpoints of this run are removed, and nothing else. The files hold whole
+ * tensors and whole optimizer moments, so a run with any number of data-parallel and
+ * sequence-parallel ranks and any ZeRO stage can read them. A checkpoint whose files do not
+ * match its manifest is skipped, and the previous one is used. With --sharded_checkpoint each
+ * rank writes a file with its shard of weights and moments (shards.h). */
 #ifndef DEMO_CHECKPOINT_H
 #define DEMO_CHECKPOINT_H
 
@@ -24,19 +24,21 @@
 #include "async_save.h"
 #include "trainer/model/save_model.h"
 
-/* Most bytes of a path that the user gives: buffers also hold the names of files below it. */
+/* Longest path that a user may give, in bytes. Buffers are larger, since they also hold names
+   of files in that folder. */
 enum { DEMO_PATH_LIMIT = 1000 };
 
-typedef struct {  /* the state of training, without tensors */
+typedef struct {  /* the training state except for tensors */
     int64_t step; /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
-    int64_t extra[2]; /* numbers that the objective saves and reads back */
+    int64_t extra[2]; /* numbers that the objective stores */
     int64_t optimizer_t;
-    int64_t shards;              /* files of weights and moments; 0: not sharded */
-    demo_sum **sums;             /* stb_ds array: checksums of this rank's shards */
-    demo_async *async;           /* writes them in the background; NULL: written at once */
-    char run[DEMO_RUN_ID];       /* drawn when the run began; "": none, in a critic's folder */
-    uint64_t reference;          /* digest of the reference; 0: there is none */
+    int64_t shards;  /* number of shards; 0: not sharded */
+    demo_sum **sums; /* stb_ds array: checksums of this rank's shards */
+    /* writes the shards in the background; NULL: they are written synchronously */
+    demo_async *async;
+    char run[DEMO_RUN_ID];       /* id of the run; "": none, in the folder of a critic */
+    uint64_t reference;          /* digest of the reference model; 0: none */
     const demo_average *average; /* the weights' moving average; NULL: none */
     const seqpar_safetensors_pair *notes; /* further metadata, such as options */
     int64_t note_count;
@@ -79,7 +81,8 @@ static char *demo_read_text(const char *path, seqpar_error *error) {
     return text;
 }
 
-/* Saves the moving average in fp64, so that a resumed run goes on with it. Collective. */
+/* Saves the moving average of the weights in fp64, so that a resumed run continues with the
+   same bits. Collective. */
 static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model,
                                        const char *folder, const demo_average *average) {
     char path[1280];
@@ -91,8 +94,8 @@ static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *mode
 
 /* ---- checkpoints ---- */
 
-/* The states that this optimizer keeps of every element, and the prefixes of their names in
-   files. Writes state (DEMO_STATES) and prefix (DEMO_STATES); returns how many there are. */
+/* Lists the per-element states of this optimizer, and the prefixes of their names in files.
+   Fills state (DEMO_STATES) and prefix (DEMO_STATES); returns their number. */
 enum { DEMO_STATES = 3 };
 static int demo_optimizer_states(const seqpar_ctx *ctx, const seqpar_optim *optim, int *state,
                                  const char **prefix) {
@@ -108,7 +111,8 @@ static int demo_optimizer_states(const seqpar_ctx *ctx, const seqpar_optim *opti
     return count;
 }
 
-/* Collective. */
+/* Writes optimizer.safetensors: metadata and, without shards, the optimizer's moments.
+   Collective. */
 static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model,
                                          seqpar_optim *optim, const char *folder,
                                          const demo_state *state) {
@@ -123,7 +127,7 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_optimizer_states(ctx, optim, states, prefix);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
-    if (state->shards) count = 0; /* the shards have the tensors */
+    if (state->shards) count = 0; /* the tensors are in the shards */
     for (int i = 0; i < NUMBERS; i++) {
         if (values[i] == 0 && !strcmp(keys[i], "shards")) continue;
         snprintf(number[i], sizeof number[i], "%lld", (long long)values[i]);
@@ -150,8 +154,7 @@ static int64_t demo_checkpoint_step(const char *name) {
     return step >= 0 && !strcmp(name, again) ? step : -1;
 }
 
-/* Whether the rest of a file's name is like ".tmp.123": the process that was writing the file
-   was killed. */
+/* Does a file name end like ".tmp.123"? Then the process that wrote the file was killed. */
 static bool demo_left_over(const char *end) {
     return !strncmp(end, ".tmp.", 5) && end[5] && !end[5 + strspn(end + 5, "0123456789.")];
 }
@@ -171,8 +174,8 @@ static bool demo_checkpoint_file(const char *name) {
     return false;
 }
 
-/* Calls visit for each name in a folder, except . and .., until it returns false. Returns
-   false if it did. */
+/* Calls visit for each name in a folder, except . and .., until visit returns false. Returns
+   false in that case. */
 typedef bool (*demo_visit)(const char *folder, const char *name, void *user);
 static bool demo_each_name(const char *path, demo_visit visit, void *user) {
     DIR *folder = opendir(path);
@@ -189,7 +192,7 @@ static bool demo_is_folder(const char *path) {
     return !lstat(path, &kind) && S_ISDIR(kind.st_mode);
 }
 
-/* Whether the name is of a checkpoint's file, or of the subfolder with PPO's critic. */
+/* Is the name that of a checkpoint file, or of the subfolder of PPO's critic? */
 static bool demo_visit_is_ours(const char *folder, const char *name, void *user) {
     char path[1400];
     snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -207,15 +210,15 @@ static bool demo_visit_remove(const char *folder, const char *name, void *user) 
     return true;
 }
 
-/* Removes a folder that holds nothing but a checkpoint's files; leaves any other as it is. */
+/* Removes a folder if it contains only checkpoint files; else leaves it unchanged. */
 static bool demo_remove_if_ours(const char *path) {
     if (!demo_is_folder(path) || !demo_each_name(path, demo_visit_is_ours, NULL)) return false;
     demo_each_name(path, demo_visit_remove, NULL);
     return !rmdir(path);
 }
 
-/* The same for a checkpoint. It is renamed first, so that one that is half removed never has a
-   checkpoint's name. */
+/* Removes a checkpoint folder, under the same condition. Renames it first, so that a partly
+   removed one never has the name of a checkpoint. */
 static bool demo_remove_checkpoint(const char *path) {
     char gone[1200];
     snprintf(gone, sizeof gone, "%s.gone", path);
@@ -241,7 +244,7 @@ static bool demo_visit_checkpoint(const char *folder, const char *name, void *us
     return true;
 }
 
-/* Steps of the checkpoints under root, intact or not, oldest first: an stb_ds array. */
+/* The steps of all checkpoints under root, damaged or not, oldest first: an stb_ds array. */
 static int64_t *demo_checkpoints(const char *root) {
     int64_t *steps = NULL;
     demo_each_name(root, demo_visit_checkpoint, &steps);
@@ -250,8 +253,8 @@ static int64_t *demo_checkpoints(const char *root) {
 
 /* ---- a checkpoint's metadata ---- */
 
-/* An integer of the metadata; `missing` if the key is not there. missing < low: the key is
-   required. */
+/* Reads an integer from the metadata; returns `missing` if the key does not exist. missing <
+   low: the key is required. */
 static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *path,
                                     const char *key, int64_t low, int64_t missing,
                                     seqpar_error *error) {
@@ -281,7 +284,7 @@ static uint64_t demo_metadata_digest(const seqpar_safetensors_file *file, const 
     return text ? strtoull(text, NULL, 16) : 0;
 }
 
-/* Reads the state without tensors and notes. */
+/* Reads the training state, except for tensors and notes. */
 static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const char *path,
                                      demo_state *state, seqpar_error *error) {
     *state = (demo_state){
@@ -307,8 +310,8 @@ static bool demo_is_run(const char *text) {
            strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1;
 }
 
-/* The name of the run that wrote the folder; "": there is no file `run`, as in a critic's
-   subfolder. */
+/* Reads the id of the run that wrote the folder; "" if there is no file `run`, as in the
+   subfolder of a critic. */
 static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
                                    seqpar_error *error) {
     char path[1280], *text;
@@ -328,7 +331,8 @@ static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
 
 typedef struct {
     const cJSON *manifest;
-    const char *folder, *below; /* the checkpoint; "critic/" in that subfolder, else "" */
+    /* folder: the checkpoint. below: "critic/" in that subfolder, else "" */
+    const char *folder, *below;
     seqpar_error *error;
 } demo_listing;
 
@@ -342,7 +346,8 @@ static void demo_listed(const demo_listing *l, const char *name) {
                     l->folder, listed);
 }
 
-/* Other people's files in the folder are never read, so the manifest need not list them. */
+/* Checks that the manifest lists a file. Files that are not part of a checkpoint are never
+   read, so they need not be listed. */
 static bool demo_visit_listed(const char *folder, const char *name, void *user) {
     const demo_listing *l = (const demo_listing *)user;
     demo_listing inside = {l->manifest, l->folder, "critic/", l->error};
@@ -355,8 +360,8 @@ static bool demo_visit_listed(const char *folder, const char *name, void *user) 
     return !l->error->status;
 }
 
-/* Checks that the manifest is of the folder's run and of this step, that it lists all files
-   that will be read, and that its files have the listed size and checksum. */
+/* Checks that the manifest belongs to this step and to the run of the folder, that it lists
+   every file that will be read, and that size and checksum of every file match. */
 static seqpar_status demo_manifest_check(const char *folder, int64_t step,
                                          seqpar_error *error) {
     static const char *const needed[] = {"config.json", "optimizer.safetensors", "run"};
@@ -373,8 +378,8 @@ static seqpar_status demo_manifest_check(const char *folder, int64_t step,
     return error->status;
 }
 
-/* The run of a damaged checkpoint: from its file `run` if that is intact, else from the
-   manifest; "": unknown. */
+/* The run id of a damaged checkpoint: from its file `run` if that is intact, else from the
+   manifest; "" if unknown. */
 static void demo_believed_run(const char *folder, char run[DEMO_RUN_ID]) {
     seqpar_error ignored[3] = {{0}};
     cJSON *manifest = demo_manifest_read(folder, &ignored[0]);
@@ -388,8 +393,8 @@ static void demo_believed_run(const char *folder, char run[DEMO_RUN_ID]) {
     cJSON_Delete(manifest);
 }
 
-/* Opens the optimizer.safetensors of the checkpoint of this step; reads its metadata and the
-   run. */
+/* Opens optimizer.safetensors of the checkpoint of this step, and reads its metadata and the
+   run id. */
 static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state,
                                      const char *folder, int64_t step, seqpar_error *error) {
     char path[1280];
@@ -405,7 +410,8 @@ static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state 
     return status ? status : demo_read_run(folder, state->run, error);
 }
 
-/* Whether the files of tensors exist and have complete headers, and the metadata are valid. */
+/* Is the checkpoint complete? Checks that its tensor files exist and have whole headers, and
+   that the metadata is valid. */
 static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *state,
                                   seqpar_error *error) {
     seqpar_safetensors_file *file = NULL, *model = NULL;
@@ -432,8 +438,8 @@ static bool demo_checkpoint_of(const char *root, int64_t step, const char *run) 
 
 /* ---- writing a checkpoint, and removing old ones ---- */
 
-/* Removes the run's oldest checkpoints until at most `keep` are left, never the one of step
-   `latest`. */
+/* Removes the oldest checkpoints of the run until at most `keep` are left. Never removes that
+   of step `latest`. */
 static void demo_forget_checkpoints(const char *root, const char *run, int64_t keep,
                                     int64_t latest) {
     int64_t *steps = demo_checkpoints(root), *own = NULL;
@@ -452,8 +458,8 @@ static void demo_forget_checkpoints(const char *root, const char *run, int64_t k
     arrfree(own);
 }
 
-/* Makes the name of a checkpoint free: removes an earlier one of the same run, and renames
-   anything else to NAME.other. */
+/* Makes the final name of a checkpoint available: removes an earlier checkpoint of the same
+   run, and renames anything else to NAME.other. */
 static seqpar_status demo_clear_way(const char *root, const demo_state *state,
                                     seqpar_error *error) {
     char path[1100], aside[1200], shown[2][512];
@@ -475,17 +481,19 @@ static seqpar_status demo_clear_way(const char *root, const demo_state *state,
     return SEQPAR_OK;
 }
 
-/* Where the checkpoint of this step is written. */
+/* The temporary folder in which the checkpoint of this step is written. */
 static void demo_checkpoint_temporary(char *path, size_t size, const char *root, int64_t step) {
     snprintf(path, size, "%s/global_step%lld.tmp", root, (long long)step);
 }
 
-/* Rank 0, before the files are written: makes the temporary folder, with the file `run`. */
+/* Rank 0 calls this before any file is written. Makes the temporary folder and the file
+   `run`. */
 static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *state,
                                            seqpar_error *error) {
     char temporary[1110], whose[1280];
     demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
-    /* a separate file, so that equal runs write equal model and optimizer files */
+    /* the run id is in a separate file, so that equal runs write equal model and optimizer
+       files */
     snprintf(whose, sizeof whose, "%s/run", temporary);
     demo_remove_if_ours(temporary);
     seqpar_status status = demo_make_folder(temporary, error);
@@ -494,8 +502,8 @@ static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *s
                                              error);
 }
 
-/* Rank 0, when all files are written, or one failed (status): gives the checkpoint its name,
-   or removes it. */
+/* Rank 0 calls this when all files are written. Gives the checkpoint its final name, or removes
+   it if writing failed (status). */
 static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
                                          const demo_state *state, seqpar_error *error) {
     char temporary[1110], final[1100], latest[1100];
@@ -519,7 +527,7 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     return status;
 }
 
-/* Saves weights and moments in shards, one file a rank. */
+/* Saves weights and moments as shards, one file per rank. */
 static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model,
                                       seqpar_optim *optim, const char *folder,
                                       const demo_state *state) {
@@ -535,7 +543,8 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
     seqpar_status status = ctx->world->rank
                                ? SEQPAR_OK
                                : demo_save_config(folder, &model->config, ctx->error);
-    if (!status) status = seqpar_comm_barrier(ctx->world); /* the folder exists */
+    /* no rank writes before the folder exists */
+    if (!status) status = seqpar_comm_barrier(ctx->world);
     if (!status && state->async)
         status = demo_copy_shard(&store, state->async, folder, 1 + count, prefix);
     else if (!status)
@@ -545,8 +554,9 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
     return status ? status : seqpar_comm_barrier(ctx->world); /* all ranks wrote or copied */
 }
 
-/* Saves a model and its optimizer into an existing folder. Collective: all ranks send their
-   shares of the state, and rank 0 writes; with shards every rank writes its own. */
+/* Saves a model and its optimizer into an existing folder. All ranks send their shards of the
+   state to rank 0, which writes; with --sharded_checkpoint every rank writes its own.
+   Collective. */
 static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model,
                                           seqpar_optim *optim, const char *folder,
                                           const demo_state *state) {
@@ -563,8 +573,8 @@ static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *m
 
 enum { DEMO_NOTHING_SAVED = -1 };
 
-/* The step that root's file `latest` names; -1: none. why: what is wrong with `latest` if that
-   checkpoint cannot be found. */
+/* The step that root's file `latest` names; -1: there is no such file. why: set to what is
+   wrong with `latest` if it names no checkpoint. */
 static int64_t demo_latest_step(const char *root, char *why, size_t size) {
     char path[1100];
     seqpar_error error = {0};
@@ -609,6 +619,8 @@ static demo_candidate *demo_candidates(const char *root, const int64_t *steps) {
     return all;
 }
 
+/* Refuses to resume because `latest` is not valid; the message names the newest intact
+   checkpoint. */
 static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, const char *why,
                                         seqpar_error *error) {
     demo_candidate *whole = demo_candidates(root, steps);
@@ -627,8 +639,9 @@ static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, 
     return error->status;
 }
 
-/* The newest checkpoint of this run before `step`. If the run is unknown (""), all checkpoints
-   before `step` must be of one run. DEMO_NOTHING_SAVED: there is none. */
+/* The newest checkpoint of this run before `step`; DEMO_NOTHING_SAVED if there is none. If the
+   run is unknown (""), the result is used only if all checkpoints before `step` are of one
+   run. */
 static int64_t demo_candidate_before(const demo_candidate *whole, int64_t step,
                                      const char *run) {
     const demo_candidate *found = NULL;
@@ -642,8 +655,8 @@ static int64_t demo_candidate_before(const demo_candidate *whole, int64_t step,
     return found ? found->step : DEMO_NOTHING_SAVED;
 }
 
-/* No checkpoint can be chosen automatically: lists the intact ones, so that the user can
-   choose. */
+/* Refuses to choose a checkpoint automatically: the message lists the intact ones, so that the
+   user can choose. */
 static seqpar_status demo_refuse_damaged(const demo_candidate *whole, int64_t step,
                                          const char *why, seqpar_error *error) {
     char names[200] = "";
@@ -663,9 +676,9 @@ static seqpar_status demo_refuse_damaged(const demo_candidate *whole, int64_t st
                        (long long)step, why);
 }
 
-/* If the checkpoint *step is damaged, sets *step to an intact one before it, and says so in
-   notice. The process that holds the lock may rename the folder between access() and the check
-   (demo_settle), so the check is tried twice. */
+/* If the checkpoint of *step is damaged, sets *step to an earlier intact one and describes that
+   in notice. Checks twice, since the process that holds the lock may rename the folder
+   (demo_settle) after access() has found it. */
 static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int64_t *step,
                                     char *notice, size_t size, seqpar_error *error) {
     char path[1100], temporary[1110], run[DEMO_RUN_ID];
@@ -693,9 +706,9 @@ static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int6
     return status;
 }
 
-/* Sets *step to that of the checkpoint which `latest` names, or to DEMO_NOTHING_SAVED. If that
-   checkpoint is damaged, takes one before it, and says so in notice. The folder may still have
-   its temporary name (demo_settle). */
+/* Sets *step to the checkpoint that `latest` names, or to DEMO_NOTHING_SAVED. If that
+   checkpoint is damaged, chooses an earlier one and describes that in notice. The folder may
+   still have its temporary name (demo_settle). */
 static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, char *notice,
                                           size_t size, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
@@ -714,8 +727,8 @@ static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, char 
     return status;
 }
 
-/* For the process that holds the lock: renames the checkpoint that `latest` names if its run
-   was killed before it could. */
+/* Renames the checkpoint that `latest` names to its final name, if its run was killed before
+   doing that. Only the process that holds the lock calls this. */
 static seqpar_status demo_settle(const char *root, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
     int64_t step = demo_latest_step(root, why, sizeof why);
@@ -729,6 +742,7 @@ static seqpar_status demo_settle(const char *root, seqpar_error *error) {
                        temporary, strerror(errno));
 }
 
+/* Removes one entry of the folder if a killed run left it incomplete. */
 static bool demo_visit_left_over(const char *folder, const char *name, void *user) {
     char path[1400], plain[256];
     size_t length = strlen(name);
@@ -745,15 +759,15 @@ static bool demo_visit_left_over(const char *folder, const char *name, void *use
     return true;
 }
 
-/* Removes what killed runs left incomplete. For the process that holds the lock. */
+/* Removes incomplete files of killed runs. Only the process that holds the lock calls this. */
 static void demo_clear_left_overs(const char *root) {
     demo_each_name(root, demo_visit_left_over, NULL);
 }
 
 /* ---- reading a checkpoint ---- */
 
-/* Reads the moving average. Either both the checkpoint and this run have one, or neither; else
-   the checkpoint is refused. The run keeps one if average->share is set. */
+/* Reads the moving average of the weights. Refuses a checkpoint that has one if this run keeps
+   none (average->share is NULL), and the reverse. */
 static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model,
                                        const char *folder, demo_average *average) {
     char path[1280];
@@ -768,7 +782,7 @@ static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *mode
     return kept ? demo_load_file(&store, path, 1, demo_no_prefix, demo_average_put) : SEQPAR_OK;
 }
 
-/* Reads the metadata alone, no tensors. */
+/* Reads only the metadata of a checkpoint, for ranks that do not hold the model. */
 static seqpar_status demo_look_at_state(demo_state *state, const char *folder, int64_t step,
                                         seqpar_error *error) {
     seqpar_safetensors_file *file;
@@ -777,7 +791,8 @@ static seqpar_status demo_look_at_state(demo_state *state, const char *folder, i
     return status;
 }
 
-/* Every rank reads the checkpoint of this step in a folder. */
+/* Reads model, optimizer and state from the checkpoint of this step. Every rank reads the files
+   itself. */
 static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
                                           seqpar_optim *optim, const char *folder, int64_t step,
                                           demo_state *state) {
@@ -805,7 +820,8 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
     if (!status && state->shards)
         status = demo_load_shards(&store, folder, state->shards, 1 + count, prefix);
     else if (!status) {
-        /* a model folder may lack a score head, a checkpoint must have it */
+        /* a model folder may lack a score head, but a checkpoint of a model with one must have
+           it */
         if (model->config.score) status = demo_head_there(model, folder, ctx->error);
         if (!status) status = demo_load_weights(ctx, model, folder);
         if (!status)

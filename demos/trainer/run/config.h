@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* config.h - the options that every trainer has. */
+/* config.h - the options that all trainers share. */
 #ifndef DEMO_CONFIG_H
 #define DEMO_CONFIG_H
 
@@ -13,8 +13,8 @@ typedef struct {
     const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
     const char *target_modules, *finetuning_type, *adapter, *adapter_name_or_path;
     const char *activation_offloading;
-    bool activations_away; /* set from activation_offloading */
-    int long_documents;    /* DEMO_LONG_..., from truncation or the default of the program */
+    bool activations_away; /* offload activations; set from activation_offloading */
+    int long_documents;    /* DEMO_LONG_...; from truncation, or the default of the program */
     bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
         load_checkpoint, gradient_checkpointing, tiled_mlp, relaxed_attention, cublas,
         tie_word_embeddings, plot_loss, json, overwrite, enable_ema, dry_run, print_prepare,
@@ -22,8 +22,8 @@ typedef struct {
         lora_target_linear, use_rslora, save_merged, load_in_4bit;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
-    /* as typed: steps, or, below 1, a share of all steps; demo_job_steps computes save_steps
-       and eval_steps from them */
+    /* as typed: a number of steps or, below 1, a fraction of all steps; demo_job_steps computes
+       save_steps and eval_steps from them */
     double save_asked, eval_asked;
     int64_t saves_per_epoch, evals_per_epoch;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -38,8 +38,8 @@ typedef struct {
     double adam_betas[2];
 } demo_config;
 
-/* The options of every trainer. With the defaults a small new model learns something in
-   minutes on two cores. */
+/* The options of every trainer. The defaults train a small new model in minutes on two
+   cores. */
 #define DEMO_SHARED_BINDINGS(c) \
     {"from", \
      &(c).from, \

@@ -1,40 +1,44 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* dry_run.h - what a run would do, without a step and without a byte on the disk (--dry_run).
+/* dry_run.h - reports what a run would do, without training and without writing to disk
+ * (--dry_run).
  *
  * Options, data, model folders and the checkpoint to resume from are read as for training; of
- * weights only names and shapes are read. To measure memory, every rank takes steps on a device
- * that computes nothing (plan_device.h), and the library counts its buffers. The steps are
- * DEMO_WALKED, spread from the next one to the last, and one with the longest documents.
- * Several are needed, since the memory for partial sums that wait for others depends on where
- * documents end. Memory outside of the library's buffers (data, the device's own workspace) is
- * not counted. */
+ * weights only names and shapes are read. To measure memory, every rank runs steps on a device
+ * that computes nothing (plan_device.h), and the library counts its buffers. DEMO_WALKED steps
+ * are run, spread from the next step to the last, and one step with the longest documents. One
+ * step would not be enough: partial sums that wait for other documents take memory, and how
+ * many wait depends on where documents end in a row. Memory outside of the library's buffers
+ * (data, workspace of the device) is not counted. */
 #ifndef DEMO_DRY_RUN_H
 #define DEMO_DRY_RUN_H
 #include "launch.h"
 
-/* Kinds of memory, after those of the library. */
+/* Kinds of memory, in addition to those of the library. */
 enum { DEMO_KIND_AVERAGE = SEQPAR_MEM_KINDS, DEMO_KIND_TOTAL, DEMO_KINDS };
 static const char *const demo_kind_name[DEMO_KINDS] = {
     "weights",   "optimizer state", "saved activations", "scratch",    "exchange",
     "gradients", "offloaded",       "moving average",    "at one time"};
 
 typedef struct {
-    int64_t rank[DEMO_KINDS], all[DEMO_KINDS]; /* most bytes of a rank; sum over ranks */
+    /* largest number of bytes on any rank; sum over ranks */
+    int64_t rank[DEMO_KINDS], all[DEMO_KINDS];
 } demo_memory;
 
-typedef struct { /* what a dry run of the ranks measures */
+typedef struct { /* the measurements of a dry run */
     const demo_job *job;
     demo_memory memory;
     int64_t parameters, learning, checkpoint_bytes, storage_bytes;
-    /* the next step: seqpar_pack_counts tokens and supervised, rows, micro-batches */
+    /* counts of the next step; tokens and supervised as in seqpar_pack_counts */
     int64_t tokens, supervised, rows, micro_batches;
 } demo_rehearsal;
 
 typedef struct {
     const demo_job *job;
     const char *tool;
-    demo_rehearsal walk[2]; /* as asked for; with gradient_checkpointing switched */
-    double peak, last, end; /* learning rates: the peak, the last step's, the schedule's end */
+    /* with the options as given; with gradient_checkpointing inverted */
+    demo_rehearsal walk[2];
+    /* learning rates: at the peak, at the last step, at the end of the schedule */
+    double peak, last, end;
 } demo_forecast;
 
 /* ---- steps: a sample from the next one to the last, and the largest ---- */
@@ -47,7 +51,8 @@ static int demo_by_length(const void *a, const void *b) {
     return x[1] < y[1] ? -1 : x[1] > y[1];
 }
 
-/* Indices of the first documents of the `count` longest usable units. An stb_ds array. */
+/* The first documents of the `count` longest usable units. Returns an stb_ds array of
+   indices. */
 static int64_t *demo_longest_units(const demo_job *job, int64_t count) {
     int64_t per_unit = job->objective->documents_per_unit, *which = NULL;
     int64_t *units = (int64_t *)demo_alloc(2 * job->usable_count, sizeof *units);
@@ -63,8 +68,8 @@ static int64_t *demo_longest_units(const demo_job *job, int64_t count) {
     return which;
 }
 
-/* Takes over `which`, the indices of the step's documents. walk: gets the step's counts; may be
-   NULL. */
+/* Runs one step on the documents `which` and frees that list. walk: gets the counts of the
+   step; may be NULL. */
 static seqpar_status demo_walk_step(demo_rank *r, int64_t *which, demo_rehearsal *walk) {
     demo_window w = {.set = &r->job->train, .which = which};
     double means[DEMO_COLUMNS] = {0};
@@ -80,6 +85,8 @@ static seqpar_status demo_walk_step(demo_rank *r, int64_t *which, demo_rehearsal
     return status;
 }
 
+/* Runs the sample of steps and the step with the longest documents; walk gets the counts of the
+   next step. */
 static seqpar_status demo_walk_steps(demo_rank *r, demo_rehearsal *walk) {
     const demo_job *job = r->job;
     int64_t *units = demo_longest_units(job, job->config.train_batch_size), *which = NULL;
@@ -98,8 +105,8 @@ static seqpar_status demo_walk_steps(demo_rank *r, demo_rehearsal *walk) {
     return status;
 }
 
-/* Bytes of this rank's share of the moving average, which a dry run does not allocate: it would
-   be host memory. */
+/* Bytes of this rank's shard of the moving average. It is host memory, which a dry run does not
+   allocate. */
 static int64_t demo_average_bytes(const demo_rank *r) {
     int64_t rank = r->ctx.world->rank;
     const seqpar_llama *of = demo_learner(r);
@@ -108,6 +115,7 @@ static int64_t demo_average_bytes(const demo_rank *r) {
                                      : 0;
 }
 
+/* Gathers the peak of every kind of memory: the maximum and the sum over ranks. Collective. */
 static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
     int64_t ranks = r->world->size, own[DEMO_KINDS];
     int64_t *bytes = (int64_t *)demo_alloc(ranks * (1 + DEMO_KINDS), sizeof *bytes);
@@ -140,6 +148,7 @@ static void demo_walk_sizes(const demo_rank *r, demo_rehearsal *walk) {
                                       seqpar_dtype_bytes(r->device->accumulator);
 }
 
+/* A rank of the dry run: opens everything, runs the steps, and measures memory. */
 static seqpar_status demo_walk_main(seqpar_comm *world, void *user) {
     demo_rehearsal walk = *(const demo_rehearsal *)user;
     demo_rank r;
@@ -156,7 +165,8 @@ static seqpar_status demo_walk_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* Ranks are threads here, whatever they are in the run. */
+/* Runs the ranks of a dry run. They are threads, even if the ranks of the real run are
+   processes. other: invert gradient_checkpointing. */
 static seqpar_status demo_walk_through(const demo_job *job, demo_rehearsal *walk, bool other,
                                        seqpar_error *error) {
     demo_job *own = (demo_job *)demo_alloc(1, sizeof *own);
@@ -175,7 +185,7 @@ static double demo_machine_bytes(void) {
     return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* The learning rates of the forecast; PPO's are the actor's. */
+/* Sets the learning rates of the forecast; for PPO those of the actor. */
 static void demo_forecast_rates(demo_forecast *f) {
     const demo_job *job = f->job;
     const demo_binding *actor = demo_binding_of(job->logs.bindings, job->logs.binding_count,
@@ -192,7 +202,7 @@ static int64_t demo_forecast_from(const demo_job *job) {
     return job->run.from == DEMO_NOTHING_SAVED ? 0 : job->run.from;
 }
 
-/* Writes a size such as 3.2 MiB. */
+/* Formats a number of bytes as a text such as 3.2 MiB. */
 static const char *demo_size_text(char text[32], double bytes) {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;
@@ -261,8 +271,8 @@ static void demo_say_files(const demo_forecast *f) {
     demo_say_path("Weights & Biases (offline), a folder for the run in", c->wandb_offline);
 }
 
-/* Whether the run needs more than this machine's memory. False if the ranks are processes or
-   use a GPU, whose memory is not compared. */
+/* Does the run need more memory than this machine has? False if ranks are processes or use a
+   GPU, whose memory is not compared. */
 static bool demo_too_much(const demo_forecast *f) {
     const int64_t *kinds = f->walk[0].memory.all;
     double all = (double)kinds[DEMO_KIND_TOTAL];
@@ -289,7 +299,7 @@ static void demo_say_memory(const demo_forecast *f) {
            demo_too_much(f) ? ", which is too little" : "");
 }
 
-/* ---- the same as JSON ---- */
+/* ---- the report as JSON ---- */
 
 static void demo_forecast_add(cJSON *to, const char *name, double value) {
     cJSON_AddNumberToObject(to, name, value);
@@ -372,7 +382,8 @@ static void demo_say_json(const demo_forecast *f) {
     cJSON_Delete(json);
 }
 
-/* Returns the exit code. If there are several processes, the first one reports for all. */
+/* Makes and prints the report. If there are several processes, only the first one prints.
+   Returns the exit code. */
 static int demo_dry_run(const demo_job *job, const char *tool) {
     demo_forecast f = {.job = job, .tool = tool};
     seqpar_error error = {0};

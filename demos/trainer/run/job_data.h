@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* job_data.h - the training and evaluation data of a job, and the part that is held out. */
+/* job_data.h - loads the training and evaluation data of a job, and holds out some of it. */
 #ifndef DEMO_JOB_DATA_H
 #define DEMO_JOB_DATA_H
 #include "trainer/data/holdout.h"
@@ -8,23 +8,23 @@
 #include "settle.h"
 #include "settled.h"
 
-/* The id that ends the model's texts, if its config.json does not name DEMO_EOS; NULL: it does,
-   or names none. */
+/* The token id that ends the model's texts, if its config.json names one other than DEMO_EOS;
+   else NULL. */
 __attribute__((unused)) static const int64_t *demo_other_end(const demo_job *job) {
     static int64_t end;
     const char *folder = job->config.pretrain;
     return folder && demo_config_ends_otherwise(folder, DEMO_EOS, &end) ? &end : NULL;
 }
 
-/* The key, or NULL if the user has not typed the option. With NULL the reader takes its default
-   key, and refuses records such as Alpaca's, whose prompt is in two keys. */
+/* The key, or NULL if the user has not typed the option. With NULL the reader uses its default
+   key, and refuses records such as those of Alpaca, which have the prompt under two keys. */
 __attribute__((unused)) static const char *demo_named_key(const demo_job *job,
                                                           const char *option, const char *key) {
     return job->parsed && !demo_options_typed(job->parsed, option) ? NULL : key;
 }
 
-/* What the readers of every set are asked; which keys, and what becomes of a record, is the
-   objective's. */
+/* The options that the readers of all datasets share. The objective adds the keys and what a
+   record means. */
 __attribute__((unused)) static demo_data_options demo_data_asked(const demo_job *job,
                                                                  const char *paths,
                                                                  int64_t max_samples,
@@ -42,7 +42,7 @@ __attribute__((unused)) static demo_data_options demo_data_asked(const demo_job 
                                .prepare = demo_prepare_command(job, paths, kind)};
 }
 
-/* Refuses a unit that no row can hold: it would be missing from its step. */
+/* Refuses a unit that is longer than a row, since it would be missing from its step. */
 static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths,
                           demo_error *error) {
     int64_t per_unit = job->objective->documents_per_unit;
@@ -60,7 +60,7 @@ static int demo_units_fit(const demo_job *job, const demo_dataset *set, const ch
     return 0;
 }
 
-/* Refuses sets of different tokenizers: one model cannot read the ids of both. */
+/* Refuses datasets made with different tokenizers, since one model cannot read both. */
 static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const char *path,
                            demo_error *error) {
     const demo_token_file *a = job->train.file, *b = other->file;
@@ -74,7 +74,8 @@ static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const
         job->config.dataset, path);
 }
 
-/* Refuses a further model with another tokenizer: to it the same ids would be another text. */
+/* Refuses a second model (reference, reward, ...) with another tokenizer, for which the same
+   token ids would mean another text. */
 static int demo_folders_agree(const demo_job *job, demo_error *error) {
     demo_fingerprint there;
     char one[DEMO_PATH_LIMIT + 1];
@@ -95,8 +96,8 @@ static int demo_folders_agree(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Whether every document of the unit has a supervised token. A prompt is always usable, since
-   its response is generated later. */
+/* Does every document of the unit have a supervised token? A prompt is always usable, since its
+   response is generated later. */
 static bool demo_unit_usable(const demo_job *job, const demo_dataset *set, int64_t unit) {
     int64_t per_unit = job->objective->documents_per_unit;
     if (set->file && set->file->head->kind == DEMO_TOKENS_PROMPTS) return true;
@@ -111,14 +112,15 @@ static int64_t demo_units(const demo_job *job, const demo_dataset *set) {
     return arrlen(set->documents) / job->objective->documents_per_unit;
 }
 
-/* Whether the unit is a pair of equal documents: only rounding would decide its accuracy. */
+/* Is the unit a pair of equal documents? Rounding alone would decide whether it counts as
+   correct. */
 static bool demo_unit_idle(const demo_job *job, int64_t unit) {
     const demo_document *d = job->train.documents + 2 * unit;
     return job->objective->documents_per_unit == 2 && demo_same_document(d, d + 1);
 }
 
-/* Moves the held units to the evaluation data (eval_trained: copies them). Pairs of equal
-   documents are not held, so they stay in the training data. */
+/* Moves the held-out units to the evaluation data (eval_trained: copies them). Pairs of equal
+   documents are not held out but stay in the training data. */
 static void demo_part_documents(demo_job *job, uint8_t *held) {
     int64_t idle = 0;
     for (int64_t i = 0; i < job->eval_of; i++)
@@ -140,7 +142,8 @@ static bool demo_any_usable(const demo_job *job, const demo_dataset *set) {
     return false;
 }
 
-/* Both parts need a unit with a target, and KTO's evaluation needs two responses. */
+/* Checks the split: training and evaluation data each need a unit with a target, and KTO needs
+   two responses to evaluate. */
 static int demo_parts_wrong(const demo_job *job, const char *option, demo_error *error) {
     const char *unit = job->objective->unit;
     int64_t evaluated = demo_units(job, &job->eval), least = job->objective->least_evaluated;
@@ -183,9 +186,9 @@ static int demo_hold_out(demo_job *job, demo_error *error) {
     return demo_parts_wrong(job, option, error);
 }
 
-/* The scores of a reward model without other evaluation data are measured on the first pairs of
-   the training data. Their number is one hundredth of all, as in OpenRLHF. It is at least
-   DEMO_SCORED if the options are not OpenRLHF's, or if it would be 0. */
+/* Without other evaluation data, the scores of a reward model are measured on the first pairs
+   of the training data: on one hundredth of the pairs, as in OpenRLHF. The number is at least
+   DEMO_SCORED, except that for options of OpenRLHF a smaller number above 0 is used. */
 enum { DEMO_SCORED = 100 };
 
 static void demo_score_trained(demo_job *job) {
@@ -206,15 +209,18 @@ static int demo_job_part(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* A packed row has sequence_len tokens in axolotl, and cutoff_len in LLaMA-Factory. OpenRLHF
-   packs the documents of a micro-batch into one row, of no fixed length. So for its options,
-   or if no program is known, a packed row here has at least 2048 tokens. */
+/* The length of a row, in tokens. A packed row has sequence_len tokens in axolotl, and
+   cutoff_len in LLaMA-Factory. OpenRLHF packs the documents of a micro-batch into one row of
+   variable length. So for its options, or if no program is known, a packed row has at least
+   2048 tokens here. */
 static int64_t demo_row_tokens(const demo_job *job, int64_t longest) {
     int from = demo_job_from(job, "packing_samples");
     bool fixed = from == DEMO_FROM_AXOLOTL || from == DEMO_FROM_LLAMAFACTORY;
     return job->config.packing_samples && longest < 2048 && !fixed ? 2048 : longest;
 }
 
+/* Loads and checks the data of the job, splits off the evaluation data, and lists the usable
+   training units. */
 static int demo_job_data(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     const demo_objective *o = job->objective;

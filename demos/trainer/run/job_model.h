@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* job_model.h - the model that is trained, and whether this machine can hold it. */
+/* job_model.h - the config of the trained model, and a check that this machine has enough
+ * memory for it. */
 #ifndef DEMO_JOB_MODEL_H
 #define DEMO_JOB_MODEL_H
 #include "job.h"
 #include "trainer/model/lora.h"
 
-/* Refuses a model if a lower bound of its memory exceeds the machine's. Its allocation would
-   not fail; the process would be killed when it uses the memory. */
+/* Refuses a model if a lower bound of its memory exceeds that of the machine. Otherwise
+   allocation would succeed, and the kernel would kill the process when it uses the memory. */
 static int demo_job_memory(const demo_job *job, demo_error *error) {
     const seqpar_llama_config *m = &job->model;
     double hidden = (double)m->hidden;
@@ -29,12 +30,12 @@ static int demo_job_memory(const demo_job *job, demo_error *error) {
                      ranks, needed / 1e9, there / 1e9);
 }
 
-/* Options that name further models; a comma list where the trainer takes one. */
+/* Options that name other models; some trainers accept comma lists. */
 static const char *const demo_other_models[] = {"ref_pretrain", "reward_pretrain",
                                                 "critic_pretrain", "teacher_model"};
 enum { DEMO_OTHER_MODELS = 4 };
 
-/* A fresh model has a row for every word of the tokenizer its data was made with. */
+/* The vocabulary of a new model: that of the tokenizer with which the data was made. */
 static int64_t demo_fresh_vocab(const demo_config *c) {
     demo_token_head head;
     int file = demo_is_token_file(c->dataset) ? open(c->dataset, O_RDONLY | O_CLOEXEC) : -1;
@@ -43,7 +44,7 @@ static int64_t demo_fresh_vocab(const demo_config *c) {
     return whole && head.words > 0 ? head.words : DEMO_VOCAB;
 }
 
-/* Whether the stride divides the kv heads of the trained model and of all further models. */
+/* Checks that ring_head_stride divides the number of kv heads of every model of the run. */
 static int demo_strides_divide(const demo_job *job, demo_error *error) {
     char one[DEMO_PATH_LIMIT + 1];
     const demo_config *c = &job->config;

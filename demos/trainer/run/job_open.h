@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* job_open.h - opens a job from parsed options: settles them, reads the data, counts the steps.
- * Gives one sentence for each thing that is wrong, before any rank starts. */
+/* job_open.h - opens a job from parsed options: settles the options, reads the data, and counts
+ * the steps. Reports all errors, one message each, before any rank starts. */
 #ifndef DEMO_JOB_OPEN_H
 #define DEMO_JOB_OPEN_H
 #include "job_data.h"
@@ -8,8 +8,8 @@
 #include "job_world.h"
 #include "trainer/model/lora.h"
 
-/* Steps: floor(documents / train_batch_size) an epoch, at least one; the rest of an epoch is
-   left out. */
+/* Computes the number of steps. An epoch has floor(units / train_batch_size) steps, at least
+   one; the remaining units are left out. */
 static void demo_job_steps(demo_job *job) {
     demo_config *c = &job->config;
     job->asked_batch = demo_job_typed(job, "train_batch_size") ? c->train_batch_size : 0;
@@ -31,12 +31,12 @@ static void demo_job_steps(demo_job *job) {
     job->lr_kind = demo_lr_kind(c->lr_scheduler);
 }
 
-/* The objective's own options. */
+/* Checks and sets the options of the objective. */
 static int demo_job_prepare(demo_job *job, demo_error *error) {
     return job->objective->prepare ? job->objective->prepare(job, error) : 0;
 }
 
-/* Calls all functions, and collects a sentence of each that fails. */
+/* Calls all functions, and collects the messages of those that fail. */
 static int demo_settle_all(demo_job *job, int (*const *settle)(demo_job *, demo_error *),
                            int count, demo_error *error) {
     int wrong = 0;
@@ -47,8 +47,7 @@ static int demo_settle_all(demo_job *job, int (*const *settle)(demo_job *, demo_
     return wrong;
 }
 
-/* Settles all that is known before data is read. Collects a sentence for each thing that is
-   wrong. */
+/* Settles all options that do not depend on data. Collects a message for each error. */
 static int demo_job_settle(demo_job *job, demo_error *error) {
     typedef int (*const settle)(demo_job *, demo_error *);
     settle alone[] = {demo_settle_types,      demo_settle_rates,  demo_settle_schedule,
@@ -66,24 +65,24 @@ static int demo_job_settle(demo_job *job, demo_error *error) {
     return wrong || lost ? -1 : 0;
 }
 
-/* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
+/* Fills the job from parsed options. Returns 0, or -1 with a message. */
 static int demo_job_open(demo_job *job, demo_error *error) {
-    job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin has looked */
+    job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin looks for a checkpoint */
     if (demo_job_settle(job, error) || demo_job_data(job, error)) return -1;
     demo_job_steps(job);
     return 0;
 }
 
-/* Digest of all that was read of a set, in order. */
+/* Digest of everything that was read of a dataset, in order. */
 static uint64_t demo_job_digest(const demo_job *job, const demo_dataset *set) {
     uint64_t digest = demo_digest_documents(set);
     return job->objective->digest ? job->objective->digest(job, set, digest) : digest;
 }
 
-/* Digests of the options and of the data, for demo_ranks_agree. omp_threads may differ: the
-   number of threads changes no bit. */
+/* Records digests of the options and the data, for demo_ranks_agree. omp_threads is not
+   included: the number of threads changes no bit. */
 static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count) {
-    /* by type; texts have their own length */
+    /* size by type; a string has its own length */
     static const int64_t bytes[] = {sizeof(bool), 8, sizeof(double), 0, 2 * sizeof(double)};
     for (int i = 0; i < count; i++) {
         const char *text = bindings[i].type == DEMO_STRING
@@ -100,7 +99,7 @@ static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count
            ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
     arrput(job->told, ((demo_told){"", "the checkpoint in ckpt_path", job->run.from}));
     int64_t size;
-    uint32_t program = 0; /* 0 if it cannot be read */
+    uint32_t program = 0; /* checksum of this executable; 0 if it cannot be read */
     if (job->processes > 1) demo_file_sum("/proc/self/exe", &size, &program);
     arrput(job->told, ((demo_told){"", "the program", (int64_t)program}));
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* job_world.h - the ranks: processes that a launcher started, or threads; how many ranks share
- * a sequence, and how many replicas there are. */
+/* job_world.h - the ranks: processes that a launcher started, or threads of this process; the
+ * number of ranks that share a sequence, and the number of data-parallel replicas. */
 #ifndef DEMO_JOB_WORLD_H
 #define DEMO_JOB_WORLD_H
 #include "job.h"
 #include "settle.h"
 
-/* The integer in an environment variable; -1 if it is no integer, `unset` if the variable is
-   missing or empty. */
+/* The integer in an environment variable; -1 if it is not an integer, `unset` if the variable
+   is missing or empty. */
 static int64_t demo_environment(const char *name, int64_t unset) {
     const char *text = getenv(name);
     char *end;
@@ -16,8 +16,8 @@ static int64_t demo_environment(const char *name, int64_t unset) {
     return *end ? -1 : value;
 }
 
-/* If a launcher has started processes, they are the ranks. They communicate over MPI (started
-   by mpirun, mpiexec or srun), or over NCCL (by torchrun or a loop in a shell). */
+/* If a launcher started several processes, each is a rank. They communicate over MPI (started
+   by mpirun, mpiexec or srun) or over NCCL (started by torchrun or by a loop in a shell). */
 #ifdef DEMO_MPI
 #define DEMO_PROCESSES_OVER "MPI"
 #elif defined DEMO_NCCL
@@ -26,8 +26,8 @@ static int64_t demo_environment(const char *name, int64_t unset) {
 #define DEMO_PROCESSES_OVER ""
 #endif
 
-/* The number of processes that the launcher has started, and in *name the variable that says
-   it; 0: there is no launcher. */
+/* The number of processes that the launcher started; *name: the variable that gives it. 0:
+   there is no launcher. */
 __attribute__((unused)) static int64_t demo_launched(const char **name) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
@@ -36,8 +36,8 @@ __attribute__((unused)) static int64_t demo_launched(const char **name) {
     return 0;
 }
 
-/* The number of this process on its host, from the variable of any launcher. It chooses the
-   GPU. */
+/* The local rank: the number of this process on its host, which selects its GPU. Reads the
+   variables of all launchers. */
 __attribute__((unused)) static int64_t demo_local_rank(void) {
     static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
                                         "MPI_LOCALRANKID", "SLURM_LOCALID"};
@@ -65,7 +65,8 @@ static int demo_find_processes(demo_job *job, demo_error *error) {
         (long long)told, name, (long long)job->processes);
 }
 #elif defined DEMO_NCCL
-/* Sets torchrun's variables from those of srun, which has none for MASTER_ADDR. */
+/* Sets torchrun's variables from those of srun. MASTER_ADDR cannot be set, since srun has no
+   variable for it. */
 static void demo_take_slurm(void) {
     static const char *const names[][2] = {{"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"},
                                            {"RANK", "SLURM_PROCID"},
@@ -146,9 +147,9 @@ static void *demo_idle_thread(void *lock) {
     return NULL;
 }
 
-/* Starts as many threads as the run will have, and ends them again. If a limit on memory or
-   threads forbids so many, the job is refused with a sentence; later OpenMP or malloc would
-   abort the program. Returns how many could be started. */
+/* Starts as many threads as the run will have, and ends them again. Returns how many could be
+   started. If a limit on memory or threads allows fewer, the job is refused with a message;
+   without this check OpenMP or malloc would abort the program later. */
 static int64_t demo_threads_there(int64_t wanted) {
     pthread_t *threads = (pthread_t *)demo_alloc(wanted, sizeof *threads);
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -180,8 +181,8 @@ static int demo_job_threads(const demo_job *job, demo_error *error) {
                      (long long)threads, strerror(EAGAIN));
 }
 
-/* Refuses a group whose number of ranks ring_attn_size does not divide. The sentence names the
-   options of the group's first role. */
+/* Refuses a group whose number of ranks is not a multiple of ring_attn_size. The message names
+   the options of the first role in the group. */
 static int demo_group_odd(const demo_job *job, int group, demo_error *error) {
     char name[64], options[96];
     job->objective->group_name(job, group, name);
@@ -213,7 +214,8 @@ static int demo_world_uneven(const demo_config *c, int64_t dp, demo_error *error
                      (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
 }
 
-/* For a run in groups: counts the ranks; data_parallel_size is that of the first group. */
+/* Counts the ranks of a run with several groups. data_parallel_size is that of the first
+   group. */
 static int demo_job_groups(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int64_t sp = c->ring_attn_size, ranks = 0;
@@ -238,6 +240,8 @@ static int demo_job_groups(demo_job *job, demo_error *error) {
     return 0;
 }
 
+/* Checks the options about devices and memory, and sets the number of ranks, replicas and
+   threads. */
 static int demo_job_world(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     if (demo_job_groups(job, error) || demo_job_processes(job, error)) return -1;

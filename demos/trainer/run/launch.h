@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* launch.h - runs the ranks: threads of this process, or processes that a launcher has started.
- * Prints what the user is told before and after. */
+/* launch.h - runs the ranks, as threads of this process or as processes of a launcher, and
+ * prints the messages before and after. */
 #ifndef DEMO_LAUNCH_H
 #define DEMO_LAUNCH_H
 #include "rank_main.h"
 
-/* OpenMP threads that spin while they wait take the cores from the other ranks, and threads
-   that sleep are slow to wake, above all beside other work. So they sleep only if there may be
-   more threads than cores. The OpenMP runtime reads the variable when it is loaded, so the
-   program executes itself again. */
+/* Makes idle OpenMP threads sleep instead of spin. Spinning threads take cores from other
+   ranks, but sleeping threads wake slowly. So this is called only if there may be more threads
+   than cores. The OpenMP runtime reads the variable when it is loaded, so the program executes
+   itself again. */
 static void demo_wait_passively(char **argv) {
     if (getenv("OMP_WAIT_POLICY")) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
     execv("/proc/self/exe", argv);
 }
 
-/* Whether ranks are processes. Then they wait passively in any case: a process does not know
-   how many threads the others on its host have. */
+/* Are the ranks processes? Then idle threads always sleep, since a process does not know how
+   many threads the other processes on its host have. */
 static bool demo_are_processes(void) {
     const char *name = "";
     return demo_launched(&name) > 1 || demo_environment("WORLD_SIZE", 0) > 1;
 }
 
-/* Whether --omp_threads gives more threads than cores. Without it the cores are divided among
-   the ranks. */
+/* Does --omp_threads give more threads than there are cores? Without the option the cores are
+   divided among the ranks. */
 static bool demo_threads_crowd(const demo_config *c) {
     int64_t dp = c->data_parallel_size > 1 ? c->data_parallel_size : 1;
     double threads = (double)c->omp_threads * (double)dp * (double)c->ring_attn_size;
@@ -39,7 +39,8 @@ static void demo_job_close(demo_job *job) {
     arrfree(job->told);
 }
 
-/* Prints the groups, after the line about ranks, which describes the first group. */
+/* Prints the groups of ranks. The line about ranks, printed before, describes only the first
+   group. */
 static void demo_groups_say(const demo_job *job) {
     char name[64], first[64] = "";
     for (int g = 0; job->groups > 1 && g < job->groups; g++) {
@@ -114,8 +115,8 @@ static void demo_job_say(const demo_job *job) {
 }
 
 #if defined DEMO_NCCL || defined DEMO_MPI
-/* Launchers end processes by SIGTERM, so signals are caught from here on. Before, while a
-   process still waits for the others, a signal ends it at once. */
+/* Catches signals from here on, since launchers end processes with SIGTERM. Earlier, while a
+   process waits for the other processes to connect, a signal ends it at once. */
 static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
     demo_catch_all();
     return demo_rank_main(world, user);
@@ -137,8 +138,8 @@ static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
 }
 #endif
 
-/* All processes learn of the world's first failure. Rank 0 and the rank where it happened print
-   it. */
+/* Runs this process's rank. The first failure of any rank reaches all processes; rank 0 and the
+   rank where it happened print it. */
 static seqpar_status demo_run_and_report_process(demo_job *job) {
     demo_shared none = demo_shared_of(&job->config);
     seqpar_error error;
@@ -152,7 +153,7 @@ static seqpar_status demo_run_and_report_process(demo_job *job) {
 }
 #endif
 
-/* Closes the world of a process that has not trained. */
+/* Closes the communicator of a process that has not trained. */
 static void demo_leave(demo_job *job) {
 #ifdef DEMO_MPI
     if (job->world) seqpar_mpi_end(job->world, SEQPAR_OK);
@@ -160,7 +161,7 @@ static void demo_leave(demo_job *job) {
     job->world = NULL;
 }
 
-/* Prints each sentence on its own line. */
+/* Prints each message on its own line. */
 static void demo_errors_say(const char *text) {
     static char shown[4 * sizeof(demo_error)];
     demo_error one;
@@ -171,8 +172,8 @@ static void demo_errors_say(const char *text) {
     }
 }
 
-/* Ends a job that never began. If the processes have a world, only one of them prints the
-   error, and all end. Returns the exit code. */
+/* Ends a job that failed before training. If the processes are connected, only one of them
+   prints the error, and all of them end. Returns the exit code. */
 static int demo_never_began(demo_job *job, const char *text) {
     bool mine = true;
 #ifdef DEMO_MPI

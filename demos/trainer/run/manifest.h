@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* manifest.h - writes and checks a checkpoint's manifest. manifest.json names the run and the
- * step, and lists each file with its size in bytes and its CRC-32. So a file that a disk or a
- * copy has damaged, or that belongs to another checkpoint, is found before a run resumes from
- * it. */
+/* manifest.h - writes and checks the manifest of a checkpoint. manifest.json names the run and
+ * the step, and lists each file with its size in bytes and its CRC-32. So a damaged file, or a
+ * file of another checkpoint, is found before a run resumes from it. */
 #ifndef DEMO_MANIFEST_H
 #define DEMO_MANIFEST_H
 
@@ -17,7 +16,7 @@
 
 #define DEMO_MANIFEST "manifest.json"
 
-typedef struct { /* size and CRC-32 of a file, taken by the rank that wrote it */
+typedef struct { /* size and CRC-32 of a file, computed by the rank that wrote it */
     char path[1400];
     int64_t bytes, crc;
 } demo_sum;
@@ -25,7 +24,7 @@ typedef struct { /* size and CRC-32 of a file, taken by the rank that wrote it *
 #ifndef DEMO_SUMMED_BYTES
 #define DEMO_SUMMED_BYTES (1 << 20)
 #endif
-/* False: the file cannot be read, and errno says why. */
+/* Computes size and CRC-32 of a file. False if it cannot be read; errno has the reason. */
 static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
     FILE *file = fopen(path, "rb");
     unsigned char *part = (unsigned char *)demo_alloc(DEMO_SUMMED_BYTES, 1);
@@ -44,7 +43,8 @@ static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
     return good;
 }
 
-/* Size and CRC-32 from `known` (an stb_ds array) if it lists the path, else from the file. */
+/* Size and CRC-32 of a file: from `known` (an stb_ds array) if that lists the path, else
+   computed. */
 static bool demo_known_sum(const demo_sum *known, const char *path, int64_t *bytes,
                            uint32_t *crc) {
     for (int64_t i = 0; i < arrlen(known); i++)
@@ -56,7 +56,8 @@ static bool demo_known_sum(const demo_sum *known, const char *path, int64_t *byt
     return demo_file_sum(path, bytes, crc);
 }
 
-/* Adds the files of a folder and of its subfolders. `below` is the prefix of their names. */
+/* Adds the files of a folder and its subfolders to the manifest. `below` is the prefix of their
+   names. */
 static bool demo_manifest_add(cJSON *files, const char *folder, const char *below,
                               const demo_sum *known) {
     DIR *open = opendir(folder);
@@ -85,7 +86,8 @@ static bool demo_manifest_add(cJSON *files, const char *folder, const char *belo
     return good;
 }
 
-/* Call it when all other files are written. The files in `known` are not read again. */
+/* Writes the manifest. All other files must be complete. Files in `known` are not read
+   again. */
 static seqpar_status demo_manifest_write(const char *folder, const char *run, int64_t step,
                                          const demo_sum *known, seqpar_error *error) {
     char path[1400];
@@ -107,6 +109,7 @@ static seqpar_status demo_manifest_write(const char *folder, const char *run, in
     return status;
 }
 
+/* Checks size and CRC-32 of one file against its entry in the manifest. */
 static seqpar_status demo_manifest_file(const char *folder, const cJSON *file,
                                         seqpar_error *error) {
     const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(file, "bytes");
@@ -134,7 +137,7 @@ static seqpar_status demo_manifest_file(const char *folder, const cJSON *file,
     return SEQPAR_OK;
 }
 
-/* The manifest of a folder; the caller frees it by cJSON_Delete. NULL: the error is set. */
+/* Reads the manifest of a folder. The caller calls cJSON_Delete. NULL with a message. */
 static cJSON *demo_manifest_read(const char *folder, seqpar_error *error) {
     char path[1400];
     const char *why;
@@ -172,7 +175,8 @@ static seqpar_status demo_manifest_sums(const cJSON *json, const char *folder,
     return status;
 }
 
-/* Checks that the manifest belongs to this run and step. Those of 0.2.0 name neither. */
+/* Checks that the manifest belongs to this run and step. A manifest of version 0.2.0 names
+   neither and is accepted. */
 static seqpar_status demo_manifest_names(const cJSON *json, const char *folder, const char *run,
                                          int64_t step, seqpar_error *error) {
     const cJSON *its = cJSON_GetObjectItemCaseSensitive(json, "run"),

@@ -69,12 +69,12 @@ enum {
     DEMO_NAME_LIMIT = 96
 };
 
-/* The variable's type: bool, int64_t, double, const char *, double[2]. Choices and lists of
-   words are strings. */
+/* Type of the bound variable: bool, int64_t, double, const char *, double[2]. Choices and lists
+   of words are strings. */
 typedef enum { DEMO_FLAG, DEMO_INT, DEMO_FLOAT, DEMO_STRING, DEMO_FLOATS2 } demo_type;
 
 typedef struct {
-    double low, high; /* low == high allows everything */
+    double low, high; /* low == high: any value is allowed */
     bool open;        /* low itself is not allowed */
 } demo_range;
 #define DEMO_ANY \
@@ -98,7 +98,8 @@ typedef struct {
     /* the default, as the user would type it; NULL leaves false, 0 or NULL */
     const char *fallback;
     const char *help;
-    /* of numbers that the user types; the default may lie outside, as -1 for "never" */
+    /* range of values that the user may type; the default may lie outside, such as -1 for
+       "never" */
     demo_range range;
 } demo_binding;
 
@@ -106,17 +107,19 @@ typedef struct {
     const char *tool; /* sft, dpo, ...: options of other tools are refused */
     const demo_binding *bindings;
     int binding_count;
-    /* filled by demo_options_parse */
+    /* the fields below are filled by demo_options_parse */
     const char *program;
     bool help_wanted;
-    /* per entry of options.tsv: the option's number on the command line, from 1 (the last, if
-       it was typed several times), and its value. 0 and NULL: it was not typed */
+    /* for each entry of options.tsv: the position of the option on the command line, from 1,
+       and its value; for an option that was typed several times, those of the last. 0 and NULL:
+       not typed */
     int typed[DEMO_KNOWN_COUNT], typed_count;
     const char *text[DEMO_KNOWN_COUNT];
-    const char *before[DEMO_KNOWN_COUNT]; /* an earlier value under the same name, not used */
-    bool refused[DEMO_KNOWN_COUNT];       /* an error message is about it */
-    /* values that differ from their words in argv: "0.9,0.95" for 0.9 0.95, or the word that a
-       synonym stands for */
+    /* an earlier value under the same name, which is ignored */
+    const char *before[DEMO_KNOWN_COUNT];
+    bool refused[DEMO_KNOWN_COUNT]; /* an error was reported for this option */
+    /* memory for values that are not a word of argv: "0.9,0.95" for 0.9 0.95, or the choice
+       that a synonym stands for */
     char pool[8192];
     size_t pool_used;
     demo_error *error;
@@ -132,7 +135,7 @@ __attribute__((format(printf, 2, 3))) static inline int demo_refuse(demo_options
     return -1;
 }
 
-/* A copy of the text in the pool; NULL when that is full. */
+/* Copies the text into the pool; NULL if the pool is full. */
 static inline char *demo_options_copy(demo_options *options, const char *text, size_t length) {
     if (length >= sizeof options->pool - options->pool_used) return NULL;
     char *copy = (char *)memcpy(options->pool + options->pool_used, text, length);
@@ -171,7 +174,8 @@ static inline const demo_binding *demo_binding_find(const demo_options *options,
     return NULL;
 }
 
-/* Levenshtein distance, keeping one row of the table; '-' and '_' are the same letter. */
+/* Levenshtein distance, with a single row of the table in memory. '-' and '_' count as the same
+   letter. */
 static inline int demo_edit_distance(const char *a, const char *b) {
     int row[DEMO_NAME_LIMIT + 1], b_length = (int)strnlen(b, DEMO_NAME_LIMIT);
     for (int j = 0; j <= b_length; j++) row[j] = j;
@@ -189,7 +193,8 @@ static inline int demo_edit_distance(const char *a, const char *b) {
 
 static inline const demo_known *demo_known_nearest(const char *name, const char *tool) {
     const demo_known *nearest = NULL;
-    int best = 1 + (int)strlen(name) / 2; /* farther than half the word is no typo */
+    /* a larger distance than half the word is not a typing error */
+    int best = 1 + (int)strlen(name) / 2;
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         int distance = demo_edit_distance(name, demo_known_options[i].name);
         if (distance >= best || !demo_list_has(demo_known_options[i].tools, tool)) continue;
@@ -240,8 +245,8 @@ static inline bool demo_read_floats2(const char *text, double *pair) {
            demo_read_float(comma + 1, 0, &pair[1]);
 }
 
-/* What a value of this kind must be, for messages: "a whole number of at least 1", "one of
-   drop, cut". */
+/* Describes the values that this kind accepts, for messages: "a whole number of at least 1",
+   "one of drop, cut". */
 static inline const char *demo_wanted(char *text, size_t size, const char *kind,
                                       demo_range range) {
     static const char *const words[] = {"true or false", "a whole number", "a number", "text",
@@ -257,7 +262,7 @@ static inline const char *demo_wanted(char *text, size_t size, const char *kind,
                                                                 : words[type]);
     for (const char *at = kind + 6; choice && at[0] && at[1] && used < size;
          at += strcspn(at, ",")) {
-        const char *word = at + 1; /* behind the colon or a comma */
+        const char *word = at + 1; /* after the colon or a comma */
         const char *before = *at == ':' ? " " : ", ";
         used += (size_t)snprintf(text + used, size - used, "%s%.*s", before,
                                  (int)strcspn(word, ",="), word);
@@ -279,7 +284,8 @@ static inline const char *demo_wanted(char *text, size_t size, const char *kind,
     return text;
 }
 
-/* Looks a word up in A=SYNONYM,B and returns a copy of the A it stands for, or NULL. */
+/* Looks a word up in choices such as A=SYNONYM,B. Returns a copy of the choice, A or B; NULL if
+   there is none. */
 static inline const char *demo_choice_find(demo_options *options, const char *choices,
                                            const char *word) {
     size_t length = strlen(word);
@@ -344,21 +350,20 @@ typedef struct {
     int count, at;
 } demo_walk;
 
-/* The next word if it is a value: -1 is one, --seed is not. */
+/* Takes the next word if it is a value: -1 is a value, --seed is not. Else returns NULL. */
 static inline const char *demo_walk_value(demo_walk *walk) {
     if (walk->at >= walk->count || !strncmp(walk->words[walk->at], "--", 2)) return NULL;
     return walk->words[walk->at++];
 }
 
-/* Is the word blank, or a comment behind blanks? The shell passes such a word on if a blank
-   follows the backslash at the end of a line. */
+/* Is the word blank, or blanks followed by a comment? The shell passes such a word on if a
+   blank follows the backslash at the end of a line. */
 static inline bool demo_word_blank(const char *word) {
     size_t blanks = strspn(word, " \t\r\n");
     return blanks && (!word[blanks] || word[blanks] == '#');
 }
 
-/* The next word if it is a value, for an option whose value may be missing. A comment is none.
-   */
+/* Like demo_walk_value, for an option whose value may be missing. A comment is not a value. */
 static inline const char *demo_walk_perhaps(demo_walk *walk) {
     const char *next = walk->at < walk->count ? walk->words[walk->at] : "";
     return *next == '#' || demo_word_blank(next) ? NULL : demo_walk_value(walk);
@@ -369,13 +374,13 @@ static inline const char *demo_walk_truth(demo_walk *walk) {
     return present ? walk->words[walk->at++] : "true";
 }
 
-/* The words of one option as one text: "0.9 0.95" becomes "0.9,0.95". */
+/* Joins the words of one option: 0.9 0.95 becomes "0.9,0.95". */
 static inline const char *demo_walk_join(demo_options *options, demo_walk *walk,
                                          const char *first, char glue, int limit) {
     char *joined = demo_options_copy(options, first, strlen(first));
     for (const char *word; joined && --limit > 0 && (word = demo_walk_value(walk));) {
         if (!demo_options_copy(options, word, strlen(word))) return NULL;
-        /* texts lie side by side in the pool: this replaces the zero between them */
+        /* strings are adjacent in the pool: this replaces the zero byte between them */
         joined[strlen(joined)] = glue;
     }
     return joined;
@@ -415,7 +420,8 @@ static inline int demo_options_unknown(demo_options *options, const char *name) 
                        name, nearest->name);
 }
 
-/* Refuses an option of other trainers: names these, and the option that does the same here. */
+/* Refuses an option that only other trainers have. The message names these trainers, and the
+   equivalent option of this one. */
 static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed) {
     static const char *const here[] = {"sft", "dpo", "rm",  "kto",
                                        "kd",  "prm", "ppo", "generate"};
@@ -443,7 +449,7 @@ static inline bool demo_is_role(const demo_known *known, const char *role) {
            (!known->role[length] || known->role[length] == ':');
 }
 
-/* The same value, however it is written. */
+/* Are two values equal, even if they are written differently? */
 static inline bool demo_same_value(const char *a, const char *b) {
     double x, y;
     if (!strcasecmp(a, b) || (demo_truth(a) >= 0 && demo_truth(a) == demo_truth(b)))
@@ -451,7 +457,7 @@ static inline bool demo_same_value(const char *a, const char *b) {
     return demo_read_float(a, 0, &x) && demo_read_float(b, 0, &y) && !(x < y) && !(x > y);
 }
 
-/* Does this value of a refused option ask for nothing that is missing here? */
+/* Is this value of a refused option accepted, because it needs nothing that is missing here? */
 static inline bool demo_asks_nothing(const demo_options *options, const demo_known *target,
                                      const char *text) {
     char word[DEMO_NAME_LIMIT];
@@ -472,6 +478,8 @@ static inline int demo_options_undone(demo_options *options, const demo_known *t
                        target->note);
 }
 
+/* Handles an option by its name: finds its value, checks it, and stores it in the bound
+   variable. inlined: the value after "=", or NULL. */
 static inline int demo_options_named(demo_options *options, demo_walk *walk, const char *name,
                                      const char *inlined) {
     const demo_known *typed = demo_known_find(name);
@@ -484,9 +492,10 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     options->typed[number] = ++options->typed_count;
     options->before[number] = options->text[number];
     options->text[number] = text;
-    options->refused[number] = true; /* until it is stored */
+    options->refused[number] = true; /* cleared when the value is stored */
     const demo_known *target = demo_known_target(typed);
-    double scratch[2]; /* a malformed value is refused even if a good one would do nothing */
+    /* a value of the wrong type is refused even if the option has no effect */
+    double scratch[2];
     if (strcmp(target->role, "real") &&
         demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY))
         return -1;
@@ -497,7 +506,7 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     if (!binding)
         return demo_refuse(options, "--%s is known, but this program does not serve it yet",
                            typed->name);
-    /* for example from a shell variable that is not set */
+    /* an empty word comes, for example, from an unset shell variable */
     if (binding->type == DEMO_STRING && !*text)
         return demo_refuse(options, "--%s is empty; give it a value or leave it out",
                            typed->name);
@@ -506,6 +515,7 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     return -options->refused[number];
 }
 
+/* Handles the next word of the command line, which must begin an option. */
 static inline int demo_options_next(demo_options *options, demo_walk *walk) {
     const char *word = walk->words[walk->at++];
     char name[DEMO_NAME_LIMIT] = "";
@@ -544,7 +554,7 @@ static inline int demo_options_defaults(demo_options *options) {
     return 0;
 }
 
-/* Refuses two spellings of one option with different values. */
+/* Refuses two names of one option with different values. */
 static inline int demo_options_clash(demo_options *options) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
         for (int k = options->typed[i] ? i + 1 : DEMO_KNOWN_COUNT; k < DEMO_KNOWN_COUNT; k++) {
@@ -561,10 +571,11 @@ static inline int demo_options_clash(demo_options *options) {
     return 0;
 }
 
-/* ---- what a program calls ---- */
+/* ---- interface for programs ---- */
 
-/* Sets all variables to their defaults. Then copies to own (count) the bindings whose name
-   options.tsv has for the tool; of two with the same name, the first. Returns their number. */
+/* Sets all variables to their defaults. Then copies to own (count) the bindings whose name the
+   tool accepts by options.tsv; if two have the same name, only the first. Returns their
+   number. */
 static inline int demo_bindings_of(demo_binding *own, const demo_binding *all, int count,
                                    const char *tool) {
     demo_error error;
@@ -582,8 +593,8 @@ static inline int demo_bindings_of(demo_binding *own, const demo_binding *all, i
     return kept;
 }
 
-/* Handles the next option; adds a message if it is wrong. Then the values behind it are
-   skipped, so that they cause no further messages. */
+/* Handles the next option. If it is wrong, adds a message and skips its values, so that they
+   cause no further messages. */
 static inline int demo_options_wrong(demo_options *options, demo_walk *walk) {
     demo_error *all = options->error, one = {""};
     options->error = &one;
@@ -613,7 +624,7 @@ static inline int demo_options_parse(demo_options *options, int argc, char **arg
     return options->help_wanted ? 0 : wrong;
 }
 
-/* The name by which the user last set the option; NULL if the user did not set it. */
+/* The name under which the user set the option last; NULL if the user did not set it. */
 static inline const demo_known *demo_options_spelling(const demo_options *options,
                                                       const char *name) {
     const demo_known *wanted = demo_known_find(name), *last = NULL;
@@ -624,18 +635,19 @@ static inline const demo_known *demo_options_spelling(const demo_options *option
     return last;
 }
 
-/* True if the user set the option, by whatever name. */
+/* Did the user set the option, under any of its names? */
 static inline bool demo_options_typed(const demo_options *options, const char *name) {
     return demo_options_spelling(options, name) != NULL;
 }
 
-/* The value that the user last gave the option, by whatever name; NULL if there is none. */
+/* The last value that the user gave the option, under any of its names; NULL if there is
+   none. */
 static inline const char *demo_options_text(const demo_options *options, const char *name) {
     const demo_known *last = demo_options_spelling(options, name);
     return last ? options->text[last - demo_known_options] : NULL;
 }
 
-/* ---- from which program a command line comes: defaults and meanings of names differ ---- */
+/* ---- the program that a command line is written for: defaults and meanings differ ---- */
 
 enum {
     DEMO_FROM_NONE,
@@ -660,8 +672,8 @@ static inline int demo_only_program(const demo_known *known) {
     return only;
 }
 
-/* The program whose own spellings were typed: those that no other one has. DEMO_FROM_NONE if
-   none were typed, or those of two programs. */
+/* The program of the typed options, judged by the spellings that only one program has.
+   DEMO_FROM_NONE if no such spelling was typed, or those of two programs. */
 static inline int demo_options_program(const demo_options *options) {
     int all = DEMO_FROM_NONE;
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
@@ -673,8 +685,9 @@ static inline int demo_options_program(const demo_options *options) {
     return all;
 }
 
-/* The program whose meaning an option has: that of --from, else that of the option's spelling,
-   else that of the other options. from: the value of --from, or NULL. */
+/* The program whose meaning an option has: that of --from, else the only program with the
+   spelling that was typed, else the program of the other options. from: the value of --from, or
+   NULL. */
 static inline int demo_options_from(const demo_options *options, const char *from,
                                     const char *name) {
     for (int i = 1; from && i < DEMO_FROMS; i++)
@@ -686,7 +699,8 @@ static inline int demo_options_from(const demo_options *options, const char *fro
 
 /* ---- notices and help ---- */
 
-/* One line about accepted options that do nothing, and one about each that was typed twice. */
+/* Prints one line about accepted options without effect, and one about each option that was
+   typed twice. */
 static inline void demo_options_print_ignored(const demo_options *options, FILE *out) {
     bool any = false;
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
@@ -719,8 +733,8 @@ static inline void demo_help_others(const demo_options *options, FILE *out, cons
     }
 }
 
-/* Prints all options: bound ones with default and meaning, other spellings, names without
-   effect, names that demos/prepare.py handles, and names that are refused. */
+/* Prints the help: options with default and description, other spellings, options without
+   effect, options that demos/prepare.py handles, and options that are refused. */
 static inline void demo_options_help(const demo_options *options, FILE *out) {
     static const char *const value[] = {"", "N", "X", "TEXT", "X X"};
     char wanted[256];
@@ -747,8 +761,8 @@ static inline void demo_options_help(const demo_options *options, FILE *out) {
                      "not supported: refused, unless the value changes nothing");
 }
 
-/* For a trainer's tests: checks that the bindings are exactly the names that are real for this
-   tool in options.tsv. */
+/* For tests: checks that the bindings are exactly the options with role `real` of this tool in
+   options.tsv. */
 static inline int demo_options_check(demo_options *options, demo_error *error) {
     options->error = error;
     for (int i = 0; i < options->binding_count; i++) {
@@ -770,12 +784,12 @@ static inline int demo_options_check(demo_options *options, demo_error *error) {
     return 0;
 }
 
-/* ---- layout and schedule by the names of other programs ---- */
+/* ---- layout and schedule under the names of other programs ---- */
 
 /* Translates a value of --sequence_parallel_mode (360-LLaMA-Factory) or --ring_attn_func
- * (axolotl) to layout and schedule. varlen_zigzag distributes each document by itself,
- * batch_zigzag the whole row. On entry layout and schedule are those of other options, or NULL;
- * a contradiction is refused. name may be NULL. */
+ * (axolotl) to layout and schedule. varlen_zigzag distributes each document separately,
+ * batch_zigzag the whole row. On entry layout and schedule are the values of other options, or
+ * NULL; a contradiction is refused. name may be NULL. */
 static inline int demo_placement_settle(const char **layout, const char **schedule,
                                         const char *name, demo_error *error) {
     if (!name) return 0;

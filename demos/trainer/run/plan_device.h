@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* plan_device.h - a device for dry runs, which computes nothing and has no memory. A trainer on
- * it makes the same calls and allocates the same buffers as on a real device, so that the
- * library counts their bytes, at almost no cost.
+ * it makes the same calls and allocates the same buffers as on a real device, so the library
+ * counts their bytes at almost no cost.
  *
- * Its buffers are addresses that are never mapped. Reading from them gives zeros. */
+ * Its buffers are addresses that are never mapped. Reads through the device give zeros. */
 #ifndef DEMO_PLAN_DEVICE_H
 #define DEMO_PLAN_DEVICE_H
 
@@ -28,7 +28,7 @@ static inline void demo_plan_free(seqpar_device *device, void *data) {
     (void)device, (void)data;
 }
 
-/* Copies from host to host are made, since messages between ranks need them. */
+/* Copies only from host to host, which messages between ranks need. */
 static inline void demo_plan_copy(seqpar_device *device, void *to, const void *from,
                                   int64_t bytes, void *queue) {
     (void)device, (void)queue;
@@ -78,7 +78,8 @@ static inline void demo_plan_close(seqpar_device *device) { free(device); }
 SEQPAR_DEVICE_OPS(SEQPAR__X)
 #undef SEQPAR__X
 
-/* Sampling ends every text at once. The buffers for a long text were allocated before. */
+/* Ends every sampled text after its first token. The buffers for long texts are allocated
+   before sampling starts. */
 static inline seqpar_status demo_plan_ends(seqpar_device *device,
                                            const seqpar_sample_args *args, void *queue) {
     (void)device, (void)queue;
@@ -86,7 +87,7 @@ static inline seqpar_status demo_plan_ends(seqpar_device *device,
     return SEQPAR_OK;
 }
 
-/* storage and accumulator: SEQPAR_DTYPE_.. of the device whose run is planned. */
+/* storage, accumulator: the SEQPAR_DTYPE_.. of the device that is replaced. */
 static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) {
     demo_plan_device *plan = (demo_plan_device *)demo_alloc(1, sizeof *plan);
     seqpar_device *d = &plan->device;
@@ -113,7 +114,7 @@ static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) 
     return d;
 }
 
-/* Is this the device for dry runs? Then no weights are read, and no digest of them is taken. */
+/* Is this the device for dry runs? Then weights are neither read nor digested. */
 static inline bool demo_is_planned(const seqpar_device *device) {
     return device->copy == demo_plan_copy;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rank.h - what a rank opens: device, context, model, optimizer; a checkpoint to go on from. */
+/* rank.h - what a rank opens: device, context, model, optimizer, and the checkpoint that it
+ * resumes from. */
 #ifndef DEMO_RANK_H
 #define DEMO_RANK_H
 #include "resume.h"
 #include "trainer/model/shared.h"
 #include "train_step.h"
 
-#ifdef DEMO_RUN_RANKS /* replaces seqpar_run_threads, to run ranks as processes */
+#ifdef DEMO_RUN_RANKS /* if defined, replaces seqpar_run_threads, to run ranks as processes */
 #define DEMO_RANKS_ARE_THREADS 0
 #else
 #define DEMO_RUN_RANKS         seqpar_run_threads
@@ -15,8 +16,8 @@
 
 /* ---- the run ---- */
 
-/* Opens the device of a rank. NULL: no memory, or no GPU, which *error then says. Processes of
-   one machine use one GPU each, the one that the transport uses. */
+/* Opens the device of a rank. NULL if there is no memory or no GPU; in the latter case with a
+   message. Processes on one machine use one GPU each, the same as the transport. */
 static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     const demo_config *c = &job->config;
     int naive = !strcmp(c->device, "reference") && !demo_wants_bf16(c);
@@ -39,9 +40,9 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
-/* Do the ranks share one copy of the weights? Threads do if only its owner updates a weight, or
-   if weights are frozen. On a GPU each rank has a copy. At zero_stage 3 no rank has all
-   weights, unless they are in 4 bits. */
+/* Do the ranks share one copy of the weights? Threads on a CPU do if each weight is updated
+   only by its owner, or if weights are frozen. On a GPU each rank has a copy. With zero_stage 3
+   no rank holds all weights, unless they are quantized to 4 bits. */
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
     bool frozen = job->adapter.rank || job->objective->generates;
@@ -57,7 +58,7 @@ static demo_shared demo_shared_of(const demo_config *c) {
                          .lock = PTHREAD_MUTEX_INITIALIZER};
 }
 
-/* Runs the job's ranks by `run`, a function like seqpar_run_threads. */
+/* Runs the ranks of the job with `run`, a function like seqpar_run_threads. */
 typedef seqpar_status (*demo_run_fn)(int64_t ranks, seqpar_rank_fn fn, void *user,
                                      seqpar_error *error);
 static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_fn main,
@@ -74,8 +75,8 @@ static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_f
 /* Is this rank in the first group, which trains r->model? */
 static bool demo_trains_model(const demo_rank *r) { return r->group == 0; }
 
-/* Saves a checkpoint, unless this step has one. With --async_save it is written in the
-   background, and demo_checkpoint_written gives it its name later. */
+/* Saves a checkpoint, unless this step already has one. With --async_save it is written in the
+   background, and demo_checkpoint_written gives it its final name later. */
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {.step = r->step,
@@ -100,8 +101,8 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     state.note_count = arrlen(notes);
     demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
     if (!r->world->rank) status = demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
-    if (!status && r->own_world)
-        status = seqpar_comm_barrier(r->world); /* no group writes before the folder exists */
+    if (!status && r->own_world) /* no group may write before the folder exists */
+        status = seqpar_comm_barrier(r->world);
     if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
     if (!status && demo_trains_model(r))
@@ -115,6 +116,8 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     return demo_checkpoint_named(r, status);
 }
 
+/* Loads the checkpoint to resume from. Refuses one that was trained against another frozen
+   model. */
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
@@ -150,8 +153,8 @@ static seqpar_status demo_resume(demo_rank *r) {
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
-/* Refuses options or files that differ between ranks. Ranks that are processes may have been
-   started so; they would deadlock, or train something that nobody asked for. */
+/* Refuses options or files that differ between ranks. Ranks that are processes can be started
+   with different ones; they would deadlock, or train with a mix of both. */
 static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
     int64_t count = arrlen(job->told);
     int64_t *own = (int64_t *)demo_alloc(count * (world->size + 1) + world->size, sizeof *own);
@@ -170,12 +173,12 @@ static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
     return status;
 }
 
-/* Bytes of the weights that all ranks share; they are counted at rank 0. */
+/* Bytes of the weights that all ranks share; rank 0 counts them. */
 static int64_t demo_shared_bytes(const demo_rank *r) {
     return r->world->rank == 0 ? r->job->shared->bytes : 0;
 }
 
-/* The highest number of bytes that this rank had allocated at one time. */
+/* The peak of bytes that this rank has allocated. */
 static int64_t demo_peak_bytes(const demo_rank *r) {
     return r->ctx.memory.total_peak + demo_shared_bytes(r);
 }
@@ -186,7 +189,7 @@ static int demo_optim_kind(const char *name) {
 
 static int demo_optim_bits(const char *name) { return !strcmp(name, "adamw_8bit") ? 8 : 0; }
 
-/* Finds the group of this rank and makes the group's communicator. */
+/* Finds the group of this rank and opens its communicator. */
 static seqpar_status demo_group_open(demo_rank *r, seqpar_comm *world) {
     int64_t past = 0;
     r->world = world;
@@ -195,7 +198,8 @@ static seqpar_status demo_group_open(demo_rank *r, seqpar_comm *world) {
     return seqpar_comm_split(world, r->group, world->rank, &r->own_world);
 }
 
-/* Opens the model that is trained, or whose adapters are, with optimizer and moving average. */
+/* Opens the trained model (and its adapters, if those are trained) with optimizer and moving
+   average. */
 static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *optim) {
     const demo_config *c = &r->job->config;
     const seqpar_llama *learner = demo_learner(r);
@@ -215,9 +219,11 @@ static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *op
                : demo_average_open(&r->ctx, learner, &r->average, c->ema_beta);
 }
 
+/* Opens everything that a rank needs for training, and loads the checkpoint to resume from. */
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
-    bool whole = !r->job->adapter.rank; /* else adapters are trained, and weights are frozen */
+    /* false: only adapters are trained, and weights are frozen */
+    bool whole = !r->job->adapter.rank;
     seqpar_optim_desc optim = {
         .kind = demo_optim_kind(c->optim),
         .zero_stage = (int)c->zero_stage,
@@ -232,7 +238,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
         .state_bits = demo_optim_bits(c->optim),
         .stochastic = c->stochastic_rounding,
         .seed = (uint64_t)c->seed};
-    /* first, since ranks with different options could disagree about the groups' sizes */
+    /* must come first: ranks with different options could disagree about the sizes of groups */
     seqpar_status status = demo_ranks_agree(r->job, world);
     r->world = world;
     r->ctx.error = world->error;

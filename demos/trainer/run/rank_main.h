@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rank_main.h - what a rank does: opening, training, saving, closing. */
+/* rank_main.h - the main function of a rank: it opens everything, trains, saves and closes. */
 #ifndef DEMO_RANK_MAIN_H
 #define DEMO_RANK_MAIN_H
 #include "trainer/model/save_trained.h"
@@ -18,7 +18,8 @@ static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0;
     seqpar_status status = demo_stop_wanted(r, &stop);
-    /* due if no steps are left, or if the resumed run was killed before its evaluation */
+    /* an evaluation is due now if no steps are left, or if the previous run was killed before
+       it */
     if (!status && !stop && demo_evaluation_due(r->job, r->step))
         status = demo_evaluate(r, &stop);
     while (!status && !stop && r->step < r->job->total_steps) {
@@ -35,7 +36,7 @@ static seqpar_status demo_train(demo_rank *r) {
     return status;
 }
 
-/* Describes what was trained and its folder, for the last line. */
+/* Describes the trained model and its folder, for the last line. */
 static void demo_say_trained(const demo_rank *r, char *text, size_t size) {
     char shown[1024];
     seqpar_escape(shown, sizeof shown, r->job->config.save_path);
@@ -47,6 +48,7 @@ static void demo_say_trained(const demo_rank *r, char *text, size_t size) {
         snprintf(text, size, "model in %s", shown);
 }
 
+/* Prints the summary of the run: losses, evaluation, speed, and the folder of the model. */
 static seqpar_status demo_say_totals(demo_rank *r) {
     const demo_objective *o = r->job->objective;
     bool trained = arrlen(r->losses) > 0;
@@ -135,14 +137,14 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (!status) status = demo_checkpoint_written(&r, true);
     if (!status && !r.stopped) status = demo_average_save(&r);
     if (!status && !r.stopped) status = demo_merged_save(&r);
-    /* a resumed run may have been killed while it removed old checkpoints */
+    /* the previous run may have been killed while it removed old checkpoints */
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED)
         demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id,
                                 r.job->config.max_ckpt_num, r.saved);
     if (!status) status = demo_rank_logs_close(&r);
     if (!status && world->rank == 0 && !r.job->objective->generates)
         status = demo_say_totals(&r);
-    /* report what ended training, even if the checkpoint behind it failed, too */
+    /* report the cause that ended training, even if the checkpoint after it failed, too */
     if (r.trouble.status) {
         if (status)
             demo_progress_say(&r.progress,

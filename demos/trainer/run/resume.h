@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* resume.h - starts a job, or resumes it from one of its own checkpoints. */
+/* resume.h - starts a run, or resumes it from one of its checkpoints. */
 #ifndef DEMO_RESUME_H
 #define DEMO_RESUME_H
 
@@ -13,8 +13,8 @@ static void demo_job_note(demo_job *job, const char *key, const char *value) {
     arrput(job->notes, note);
 }
 
-/* Padding tokens, whose embeddings get no gradient from inputs: that of the model, and that of
-   the model which is trained beside it. */
+/* Padding tokens, whose embeddings get no gradient from inputs: that of the trained model, and
+   that of a second trained model (PPO's critic). */
 enum { DEMO_PADS = 2 };
 static const char *const demo_pad_keys[DEMO_PADS] = {"pad_token_id", "critic_pad_token_id"};
 
@@ -29,9 +29,9 @@ static void demo_pads_of(const demo_job *job, char text[DEMO_PADS][32]) {
                  (long long)untaught[i] - 1);
 }
 
-static const char demo_targets_key[] = "target_modules"; /* of adapters; "": there are none */
+static const char demo_targets_key[] = "target_modules"; /* of the adapters; "": no adapters */
 
-/* What every checkpoint of this job records, and with which a resumed run is compared. */
+/* Records the metadata of all checkpoints of this job, with which a resumed run is compared. */
 static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count,
                            const char *tool) {
     char text[32], pads[DEMO_PADS][32], targets[DEMO_LORA_TEXT];
@@ -47,8 +47,9 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
     demo_job_note(job, "cell", text);
 }
 
-/* A resumed run takes the cell size of its checkpoint, since cells decide the order of all
-   sums. A checkpoint of 0.2.0 has chunks of rows instead. */
+/* A resumed run uses the cell size of its checkpoint, since cells determine the order of all
+   sums. A checkpoint of version 0.2.0 has chunks of rows instead, so its sums cannot be
+   continued bit for bit. */
 static int demo_resume_cell(demo_job *job, const seqpar_safetensors_file *file,
                             const char *path, demo_error *error) {
     demo_config *c = &job->config;
@@ -72,6 +73,7 @@ static int demo_resume_cell(demo_job *job, const seqpar_safetensors_file *file,
     return 0;
 }
 
+/* Refuses a checkpoint that was trained with other padding tokens. */
 static int demo_resume_pads(const demo_job *job, const seqpar_safetensors_file *file,
                             demo_error *error) {
     char pads[DEMO_PADS][32];
@@ -101,6 +103,8 @@ static int demo_resume_targets(const demo_job *job, const seqpar_safetensors_fil
                      there, targets);
 }
 
+/* Refuses a checkpoint of another trainer, of other data, or of a later step than the last one
+   of this run. */
 static int demo_resume_compare(demo_job *job, const char *tool,
                                const seqpar_safetensors_file *file, const demo_state *state,
                                demo_error *error) {
@@ -137,7 +141,7 @@ static int demo_resume_compare(demo_job *job, const char *tool,
     return 0;
 }
 
-/* Is the checkpoint one that this job can go on from? */
+/* Checks that the job can resume from the checkpoint. */
 static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count,
                            const char *tool, demo_error *error) {
     char folder[1110], path[1280];
@@ -145,7 +149,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     demo_state state;
     seqpar_error why = {0};
     demo_checkpoint_path(folder, sizeof folder, job->config.ckpt_path, job->run.from);
-    /* the process that holds the lock has not renamed it yet */
+    /* the process that holds the lock may not have renamed the folder yet */
     if (access(folder, F_OK))
         demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
@@ -160,7 +164,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     if (!wrong)
         wrong = demo_options_compare(
             notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error);
-    /* after the options: pads depend on the loss definition, which is compared there */
+    /* after the options, since padding depends on loss_definition, which is compared there */
     if (!wrong) wrong = demo_resume_pads(job, file, error);
     if (!wrong) wrong = demo_resume_targets(job, file, error);
     seqpar_safetensors_close(file);
@@ -198,7 +202,7 @@ static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count
     snprintf(job->logs.name, sizeof job->logs.name, "%s_%s", tool, job->run.id);
 }
 
-/* The last checks before training. Except in a dry run, rank 0 locks the checkpoints' folder.
+/* The last checks before training. Rank 0 locks the folder of checkpoints, except in a dry run.
    0, or -1 with a message. */
 static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count,
                           const char *tool, demo_error *error) {
@@ -213,7 +217,7 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
                       tool, c->dataset, &why) ||
         (c->dry_run && !c->load_checkpoint && demo_refuse_others(&job->run, &why)))
         return demo_fail(error, "%s", why.text);
-    /* once more: with the folders that were just made, a path with .. may lead elsewhere */
+    /* checked again: now that folders were made, a path with .. may lead elsewhere */
     if (demo_job_paths(bindings, count, error)) return -1;
     if (job->run.from != DEMO_NOTHING_SAVED &&
         demo_job_resume(job, bindings, count, tool, error))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* run.h - keeps runs apart. A run may not overwrite what it reads, no other run may write into
- * its folders, and a run may resume a checkpoint only if all options that must agree do.
+/* run.h - keeps runs apart. A run must not overwrite its own inputs, only one run at a time may
+ * write into a folder, and a run may resume a checkpoint only if certain options are the same.
  *
- * ckpt_path/lock and save_path/lock are held by flock, which the kernel releases when the
- * process ends, however it ends. */
+ * flock locks ckpt_path/lock and save_path/lock. The kernel releases the locks when the process
+ * ends for any reason. */
 #ifndef DEMO_RUN_H
 #define DEMO_RUN_H
 
@@ -12,7 +12,7 @@
 #include <sys/file.h>
 #include "checkpoint.h"
 
-typedef struct { /* a folder that one run at a time may have */
+typedef struct { /* a folder into which only one run at a time may write */
     const char *option, *path;
     int lock;  /* descriptor + 1; 0: not held */
     bool made; /* the run made the folder */
@@ -22,27 +22,29 @@ enum { DEMO_CHECKPOINTS, DEMO_MODEL, DEMO_CLAIMS };
 
 typedef struct {
     char id[DEMO_RUN_ID]; /* recorded in checkpoints */
-    /* step of the checkpoint it goes on from; DEMO_NOTHING_SAVED: it begins */
+    /* step of the checkpoint to resume from; DEMO_NOTHING_SAVED: a new run */
     int64_t from;
-    const char *root; /* folder of the checkpoints */
+    const char *root; /* folder of all checkpoints */
     demo_claim claims[DEMO_CLAIMS];
 } demo_run;
 
-/* one pair of a file's metadata: a checkpoint's, or that of generate's OUT.part */
+/* a pair of key and value in the metadata of a checkpoint, or in the first line of generate's
+   OUT.part */
 typedef struct {
     char key[DEMO_NAME_LIMIT + 8], value[64];
 } demo_note;
 
-/* ---- files by device and inode, not by path ---- */
+/* ---- files are compared by device and inode, not by path ---- */
 
-/* Of a path that does not exist: device and inode are of the deepest folder on it that exists;
-   rest is the path below that folder. */
+/* The identity of a file. If the path does not exist, device and inode are those of its deepest
+   existing parent folder, and rest is the path below that folder. */
 typedef struct {
     dev_t device;
     ino_t inode;
     char rest[DEMO_PATH_LIMIT + 64];
 } demo_file_id;
 
+/* Strips components from the end of the path until the rest of it exists. */
 static demo_file_id demo_file_id_of(const char *path) {
     demo_file_id id = {0};
     struct stat there = {0};
@@ -54,7 +56,7 @@ static demo_file_id demo_file_id_of(const char *path) {
             snprintf(rest, sizeof rest, "/%s%s", name, id.rest);
             memcpy(id.rest, rest, sizeof rest);
         }
-        if (!*part || (slash == part && !part[1])) break; /* a folder that is gone */
+        if (!*part || (slash == part && !part[1])) break; /* the current folder was removed */
         if (slash)
             slash[slash == part] = 0;
         else
@@ -70,7 +72,7 @@ static bool demo_same_file(const char *a, const char *b) {
     return x.device == y.device && x.inode == y.inode && !strcmp(x.rest, y.rest);
 }
 
-/* ---- what a run reads and what it writes ---- */
+/* ---- inputs and outputs of a run ---- */
 
 static const demo_binding *demo_binding_of(const demo_binding *bindings, int count,
                                            const char *name) {
@@ -79,7 +81,7 @@ static const demo_binding *demo_binding_of(const demo_binding *bindings, int cou
     return NULL;
 }
 
-/* The value of a text option; NULL: it has none here. */
+/* The value of a path option; NULL if it is not given, or if this trainer lacks the option. */
 static const char *demo_option_path(const demo_binding *bindings, int count, const char *name) {
     const demo_binding *b = demo_binding_of(bindings, count, name);
     return b ? *(const char *const *)b->variable : NULL;
@@ -90,8 +92,7 @@ static bool demo_option_on(const demo_binding *bindings, int count, const char *
     return b && *(const bool *)b->variable;
 }
 
-/* Options that name what is read: files, or folders of models (a comma list where the
-   trainer takes one). */
+/* Options that name inputs: files, or model folders (for some trainers comma lists). */
 static const char *const demo_inputs[] = {
     "dataset",         "prompt_data",     "eval_dataset",
     "pretrain_data",   "pretrain",        "ref_pretrain",
@@ -124,7 +125,7 @@ static const demo_output demo_outputs[] = {
     {"output_path", ".part", NULL}};
 enum { DEMO_OUTPUTS = (int)(sizeof demo_outputs / sizeof *demo_outputs) };
 
-/* The path of output i; false if this run does not write it. */
+/* Writes the path of output i; false if this run does not write that output. */
 static bool demo_output_path(char *path, size_t size, const demo_binding *bindings, int count,
                              int i) {
     const demo_output *o = &demo_outputs[i];
@@ -135,6 +136,7 @@ static bool demo_output_path(char *path, size_t size, const demo_binding *bindin
     return true;
 }
 
+/* Refuses input and output paths that are longer than DEMO_PATH_LIMIT. */
 static int demo_paths_fit(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const names[] = {"metrics_path",    "save_path",     "ckpt_path",
                                         "use_tensorboard", "wandb_offline", "output_path"};
@@ -154,7 +156,7 @@ static int demo_paths_fit(const demo_binding *bindings, int count, demo_error *e
     return 0;
 }
 
-/* Is this a file that one of the outputs would replace? */
+/* Refuses an input file that an output would replace. */
 static int demo_check_input(const demo_binding *bindings, int count, const char *option,
                             const char *input, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 64];
@@ -167,7 +169,8 @@ static int demo_check_input(const demo_binding *bindings, int count, const char 
     return 0;
 }
 
-/* Refuses an input folder that is a checkpoint in ckpt_path, where old ones are removed. */
+/* Refuses an input folder that is a checkpoint in ckpt_path, since old checkpoints there are
+   removed. */
 static int demo_input_stays(const demo_binding *bindings, int count, const char *option,
                             const char *folder, demo_error *error) {
     char resolved[PATH_MAX];
@@ -182,6 +185,7 @@ static int demo_input_stays(const demo_binding *bindings, int count, const char 
                      option, folder);
 }
 
+/* Checks all inputs: none may be replaced or removed by an output. */
 static int demo_check_inputs(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const files[] = {"/model.safetensors", "/config.json"};
     char one[DEMO_PATH_LIMIT + 1], path[DEMO_PATH_LIMIT + 64];
@@ -203,7 +207,7 @@ static int demo_check_inputs(const demo_binding *bindings, int count, demo_error
     return 0;
 }
 
-/* Refuses a metrics file that is also another output, which would damage both. */
+/* Refuses a metrics file that is also another output: both would be damaged. */
 static int demo_outputs_apart(const demo_binding *bindings, int count, demo_error *error) {
     char metrics[DEMO_PATH_LIMIT + 64], path[DEMO_PATH_LIMIT + 64];
     if (!demo_output_path(metrics, sizeof metrics, bindings, count, 0)) return 0;
@@ -216,7 +220,7 @@ static int demo_outputs_apart(const demo_binding *bindings, int count, demo_erro
     return 0;
 }
 
-/* Refuses, before training, output paths that cannot be written. */
+/* Refuses output paths that cannot be written, before training starts. */
 static int demo_outputs_free(const demo_binding *bindings, int count, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 64];
     struct stat kind;
@@ -233,7 +237,7 @@ static int demo_outputs_free(const demo_binding *bindings, int count, demo_error
     return 0;
 }
 
-/* An old metrics file is overwritten. Any other file at this path is refused. */
+/* Refuses to overwrite a file that is not an old metrics file. */
 static int demo_metrics_ours(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const begins[] = {"{\"step\": ", "{\"rollout\": "};
     const char *path = demo_option_path(bindings, count, "metrics_path");
@@ -279,14 +283,14 @@ static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar
                        claim->option);
 }
 
-/* Opens and locks the file; returns its descriptor, or -1 with the error set. A run removes its
-   lock file when it ends. So the file that was locked may not be at this path any more; then
-   the path is opened again. */
+/* Opens and locks the file. Returns its descriptor, or -1 with a message. A run removes its
+   lock file when it ends, so the locked file may no longer be at this path. In that case the
+   path is opened again. */
 static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_error *error) {
     for (;;) {
         struct stat held, named;
         char shown[1024];
-        /* a link is refused: its target is not a file of this run */
+        /* a symbolic link is refused, since its target is not a file of this run */
         int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (file < 0)
             return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
@@ -339,7 +343,7 @@ static seqpar_status demo_lock(demo_claim *claim, const char *text, seqpar_error
     return SEQPAR_OK;
 }
 
-/* Also removes a folder that this run made, if nothing was saved there. */
+/* Releases the lock. Also removes the folder if this run made it and saved nothing there. */
 static void demo_unlock(demo_claim *claim) {
     char path[1100];
     if (!claim->lock) return;
@@ -376,7 +380,7 @@ static bool demo_half_shard(const char *name) {
            (!strncmp(name, "model-", 6) || !strncmp(name, "model.safetensors.index.json.", 29));
 }
 
-/* Removes unfinished files of a final model, which a killed run has left. */
+/* Removes unfinished files of a final model, left by a killed run. */
 static bool demo_visit_half_model(const char *folder, const char *name, void *user) {
     char path[1400];
     size_t number = strncmp(name, "training_loss.svg.", 18) ? 0
@@ -405,7 +409,7 @@ static seqpar_status demo_draw_id(char id[DEMO_RUN_ID], seqpar_error *error) {
     return error->status;
 }
 
-/* Refuses to start a new run in a folder that holds checkpoints. */
+/* Refuses to start a new run in a folder that contains checkpoints. */
 static seqpar_status demo_refuse_others(const demo_run *run, seqpar_error *error) {
     int64_t *steps = demo_checkpoints(run->root);
     if (arrlen(steps))
@@ -418,8 +422,8 @@ static seqpar_status demo_refuse_others(const demo_run *run, seqpar_error *error
     return error->status;
 }
 
-/* Finds the checkpoint to resume and its run's id, or draws a new id. writes: this process
-   takes the locks and cleans up first. */
+/* Finds the checkpoint to resume and the id of its run, or draws a new id. writes: this process
+   first takes the locks and removes incomplete files. */
 static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
                                    const char *save_path, const char *tool, const char *dataset,
                                    seqpar_error *error) {
@@ -446,11 +450,11 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
     return demo_draw_id(run->id, error);
 }
 
-/* ---- which options a resumed run must have in common with the one before ---- */
+/* ---- options that a resumed run must not change ---- */
 
-/* Options that are not compared. They change nothing (or only roundings, with some layouts or
-   --relaxed_attention), or a change is found by the data's digest, by config.json or by the
-   checkpoint's numbers. */
+/* Options that are not compared. Either they change no result (or only its rounding, with some
+   layouts or --relaxed_attention), or a change of them is found by comparing the digest of the
+   data, config.json or numbers in the checkpoint. */
 static const char demo_free_options[] =
     "save_steps,max_ckpt_num,sharded_checkpoint,async_save,load_checkpoint,ddp_timeout,eval_steps,"
     "logging_steps,plot_loss,json,micro_train_batch_size,gradient_accumulation_steps,zero_stage,"
@@ -469,13 +473,13 @@ static const char demo_free_options[] =
     "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run,"
     "finetuning_type,adapter,lora_target_linear,save_merged,"
     "print_prepare,saves_per_epoch,sequence_parallel_ring_degree,teacher_offload";
-/* Options that must be the same. Otherwise the saved state would not fit, or the steps to come
-   would have another loss. */
+/* Options that must be the same. Otherwise the saved state would not fit, or the following
+   steps would minimize another loss. */
 static const char demo_fixed_options[] =
     "optim,rollout_batch_size,n_samples_per_prompt,loss_definition,"
     "loss_agg_mode,lora_rank,lora_alpha,lora_dropout,use_rslora";
 
-/* The shortest text that is read back as this number. */
+/* Formats a number with the fewest digits, from 6 on, that read back as the same number. */
 static void demo_number_text(char *text, size_t size, double value) {
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(text, size, "%.*g", digits, value);
@@ -483,7 +487,8 @@ static void demo_number_text(char *text, size_t size, double value) {
     }
 }
 
-/* An option's value as text; false: it is free text, such as a path. */
+/* Formats the value of an option. False if it is free text, such as a path, which is not
+   compared. */
 static bool demo_option_text(const demo_binding *b, char *text, size_t size) {
     const char *word = b->type == DEMO_STRING ? *(const char *const *)b->variable : NULL;
     const double *numbers = (const double *)b->variable;
@@ -504,7 +509,7 @@ static bool demo_option_text(const demo_binding *b, char *text, size_t size) {
     return b->type != DEMO_STRING || !strncmp(demo_known_find(b->name)->kind, "choice:", 7);
 }
 
-/* All options that a resumed run is compared by. An stb_ds array. */
+/* All options by which a resumed run is compared. An stb_ds array. */
 static demo_note *demo_option_notes(const demo_binding *bindings, int count) {
     demo_note *notes = NULL;
     for (int i = 0; i < count; i++) {
@@ -518,8 +523,8 @@ static demo_note *demo_option_notes(const demo_binding *bindings, int count) {
     return notes;
 }
 
-/* Refuses changes of options that must be the same, and reports other changes, which the user
-   may want. fixed: further options that must be the same. */
+/* Refuses changes of options that must be the same. Prints other changes, which may be
+   intended. fixed: further options that must be the same. */
 static int demo_options_compare(const demo_note *notes, const seqpar_safetensors_file *file,
                                 const char *fixed, bool speaks, demo_error *error) {
     char others[600] = "", shown[1024];
@@ -527,7 +532,8 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
         const char *there = seqpar_safetensors_metadata(file, notes[i].key);
         const char *name = notes[i].key + 7;
         size_t used = strlen(others);
-        if (!there && !strcmp(name, "loss_definition")) there = "seqpar"; /* as in 0.3.0 */
+        /* 0.3.0 did not record it */
+        if (!there && !strcmp(name, "loss_definition")) there = "seqpar";
         if (!there && !strcmp(name, "lora_rank")) there = "0";
         if (strncmp(notes[i].key, "option.", 7) || !there || !strcmp(there, notes[i].value))
             continue;
@@ -545,7 +551,7 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
     return 0;
 }
 
-/* The model the checkpoint holds must be the one that is trained. */
+/* Checks that the checkpoint has the config of the trained model. */
 static int demo_model_compare(const seqpar_llama_config *c, const char *folder,
                               demo_error *error) {
     double now[DEMO_MODEL_NUMBERS], then[DEMO_MODEL_NUMBERS];

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* settle.h - what a command line means where programs differ: batch sizes that follow from each
- * other, learning rates for a pretrained model, layouts, cutting of long documents, times of
+/* settle.h - settles what a command line means where programs differ: batch sizes that follow
+ * from each other, learning rates for a pretrained model, layouts, truncation, intervals of
  * evaluations. An option that the user typed is followed or refused, never changed. Functions
  * return 0, or -1 with a message. */
 #ifndef DEMO_SETTLE_H
 #define DEMO_SETTLE_H
 #include "job.h"
 
-/* Did the user type this option? False before a command line was read. */
+/* Did the user type this option? False if no command line was read. */
 static bool demo_job_typed(const demo_job *job, const char *name) {
     return job->parsed && demo_options_typed(job->parsed, name);
 }
 
-/* The option as the user spells it. */
+/* The name of the option as the user typed it, for messages. */
 static const char *demo_job_spelled(const demo_job *job, const char *name) {
     const demo_known *spelling = job->parsed ? demo_options_spelling(job->parsed, name) : NULL;
     return spelling ? spelling->name : name;
@@ -24,9 +24,10 @@ static int demo_job_from(const demo_job *job, const char *name) {
                        : DEMO_FROM_NONE;
 }
 
-/* ---- whose definition of the loss: the differences are in definitions.h ---- */
+/* ---- the program whose definition of the loss is used (definitions.h) ---- */
 
-/* Without --loss_definition, it is that of --from. axolotl uses TRL's classes. */
+/* The default of --loss_definition is the program of --from. For axolotl it is TRL, whose
+   classes axolotl uses. */
 static void demo_settle_definition(demo_job *job) {
     demo_config *c = &job->config;
     if (!c->loss_definition && c->from)
@@ -53,10 +54,10 @@ static void demo_definition_say(const demo_job *job) {
             (long long)job->untaught - 1, by->name);
 }
 
-/* ---- a batch: documents = rows x replicas x micro-batches ---- */
+/* ---- the batch: units of a step = rows per micro-batch x replicas x micro-batches ---- */
 
 /* The default number of rows of a micro-batch. In OpenRLHF the user gives the documents of a
-   step; in the others, the rows of a micro-batch and the number of micro-batches. */
+   step; in the other programs, the rows of a micro-batch and the number of micro-batches. */
 static int64_t demo_batch_rows(int from, int64_t otherwise) {
     return from == DEMO_FROM_LLAMAFACTORY ? 8 : from == DEMO_FROM_AXOLOTL ? 1 : otherwise;
 }
@@ -73,8 +74,8 @@ static int demo_batch_contradicts(const demo_job *job, double product, demo_erro
                      (long long)c->gradient_accumulation_steps, product);
 }
 
-/* The documents of a step fill some number of packed rows, and that number decides how many
-   micro-batches there are. Micro-batches change no sum. */
+/* Prints that gradient_accumulation_steps is not used: with packing, the number of rows that a
+   step fills decides the number of micro-batches. Micro-batches change no sum. */
 static void demo_accumulation_say(const demo_job *job) {
     fprintf(
         stderr,
@@ -85,7 +86,7 @@ static void demo_accumulation_say(const demo_job *job) {
         (long long)job->config.micro_train_batch_size);
 }
 
-/* Derives the documents of a step where they are not given. */
+/* Derives the documents of a step if they are not given. */
 static int demo_settle_batch(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_job_from(job, "micro_train_batch_size");
@@ -130,8 +131,8 @@ static int demo_settle_batch(demo_job *job, demo_error *error) {
 
 static const char *demo_plural(int64_t count) { return count == 1 ? "" : "s"; }
 
-/* Prints the batch. Without packing, each unit has its own row. With packing units share rows,
-   and their number is not known before the rows are packed. */
+/* Prints the batch size. Without packing each unit has its own row. With packing units share
+   rows, so the number of rows is unknown before packing. */
 static void demo_batch_say(const demo_job *job) {
     const demo_config *c = &job->config;
     int64_t batch = c->train_batch_size, steps = c->gradient_accumulation_steps;
@@ -164,15 +165,14 @@ static void demo_batch_say(const demo_job *job) {
                 (long long)job->asked_batch, job->objective->unit, (long long)batch);
 }
 
-/* ---- learning rates: the defaults for a pretrained model differ from those for random weights
-   ---- */
+/* ---- learning rates: defaults differ between pretrained and random weights ---- */
 
 typedef struct {
     const char *tool, *option;
     double rate;
 } demo_rate;
-/* OpenRLHF's defaults. LLaMA-Factory has that of transformers for all trainers; axolotl has
-   none. */
+/* The defaults of OpenRLHF. LLaMA-Factory uses the default of transformers for all trainers;
+   axolotl has no default. */
 static const demo_rate demo_default_rates[] = {
     {"sft", "learning_rate", 5e-6},       {"dpo", "learning_rate", 1e-5},
     {"kto", "learning_rate", 1e-5},       {"rm", "learning_rate", 9e-6},
@@ -200,13 +200,13 @@ static int demo_settle_rates(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* One of SEQPAR_LR_...; -1: no name of a schedule. */
+/* Returns one of SEQPAR_LR_...; -1 if the name is no schedule. */
 static int demo_lr_kind(const char *name) {
     static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
     return demo_pick(strcmp(name, "constant_with_warmup") ? name : "constant", kinds, 4);
 }
 
-/* transformers' defaults are LLaMA-Factory's, and most of axolotl's. */
+/* Applies defaults of transformers, which LLaMA-Factory uses, and axolotl for the most part. */
 static void demo_settle_transformers(demo_job *job, const char *schedule, int64_t longest) {
     demo_config *c = &job->config;
     if (!demo_job_typed(job, "lr_scheduler")) c->lr_scheduler = schedule;
@@ -218,12 +218,13 @@ static void demo_settle_llamafactory(demo_job *job) {
     demo_config *c = &job->config;
     demo_settle_transformers(job, "linear", 2048);
     if (!demo_job_typed(job, "lr_warmup_ratio")) c->lr_warmup_ratio = 0;
-    /* PPO's epochs are over a rollout */
+    /* max_epochs of PPO counts passes over a rollout */
     if (!demo_job_typed(job, "max_epochs") && strcmp(job->parsed->tool, "ppo"))
         c->max_epochs = 3;
 }
 
-/* A constant rate does not warm up, as in transformers; constant_with_warmup does. */
+/* Sets the schedule. A constant rate does not warm up, as in transformers; constant_with_warmup
+   does. */
 static int demo_settle_schedule(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_job_from(job, "pretrain");
@@ -238,7 +239,7 @@ static int demo_settle_schedule(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Where a learning rate comes from, for the line that shows it. */
+/* The origin of a learning rate, for the line that prints it. */
 static const char *demo_rate_source(const demo_job *job, const char *option) {
     if (demo_job_typed(job, option)) return "";
     if (!job->config.pretrain) return " (for a new model)";
@@ -266,7 +267,8 @@ static void demo_rates_say(const demo_job *job) {
                 (long long)job->warmup, (long long)job->total_steps);
 }
 
-/* A notice, if the only step left has learning rate 0: a schedule may start with factor 0. */
+/* Prints a notice if the only remaining step has learning rate 0, since a schedule with warmup
+   may start with factor 0. */
 static void demo_rates_notice(const demo_job *job) {
     int64_t from = job->run.from == DEMO_NOTHING_SAVED ? 0 : job->run.from;
     if (job->total_steps - from != 1 || job->last_step > job->total_steps ||
@@ -279,14 +281,14 @@ static void demo_rates_notice(const demo_job *job) {
             (long long)job->warmup, (long long)job->total_steps);
 }
 
-/* ---- layout and schedule, by our names or by those of others ---- */
+/* ---- layout and schedule, under the names of this project or of other programs ---- */
 
 static bool demo_placement_named(const demo_config *c) {
     return c->schedule || c->ring_attn_func || c->sequence_parallel_mode;
 }
 
-/* Default schedules of other programs. OpenRLHF has one, which gathers ring_head_stride heads
-   at a time. axolotl's depends on packing. */
+/* Sets the default schedule of the program. That of OpenRLHF gathers ring_head_stride heads at
+   a time; that of axolotl depends on packing. */
 static void demo_placement_default(demo_job *job) {
     demo_config *c = &job->config;
     bool strides = demo_job_typed(job, "ring_head_stride");
@@ -307,8 +309,8 @@ static int demo_stride_suits(const demo_job *job, demo_error *error) {
                      c->schedule);
 }
 
-/* Refuses axolotl's batch_ functions with packing. There a token also attends to the documents
-   before its own in the row; here it never does. */
+/* Refuses axolotl's batch_ functions with packing. With them a token also attends to earlier
+   documents in its row; here it never does. */
 static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
     const char *name = job->config.ring_attn_func;
     if (!name || strncmp(name, "batch_", 6) || !job->config.packing_samples) return 0;
@@ -319,7 +321,8 @@ static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
                      name, demo_job_spelled(job, "packing_samples"));
 }
 
-/* Checks 360-LLaMA-Factory's degrees of usp, whose product must be sequence_parallel_size. */
+/* Checks the degrees of 360-LLaMA-Factory's usp, whose product must be
+   sequence_parallel_size. */
 static int demo_grid_suits(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *mode = c->sequence_parallel_mode;
@@ -349,15 +352,15 @@ static int demo_grid_suits(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* If only the ring's degree is given, the Ulysses degree is the number of ranks divided by it.
-   */
+/* If only the ring degree is given, sets the Ulysses degree to the number of sequence-parallel
+   ranks divided by it. */
 static void demo_grid_settle(demo_job *job) {
     demo_config *c = &job->config;
     if (c->sequence_parallel_ring_degree && !c->ulysses_size)
         c->ulysses_size = c->ring_attn_size / c->sequence_parallel_ring_degree;
 }
 
-/* Chooses layout and schedule; contradictions are refused. Default: zigzag, ring. */
+/* Chooses layout and schedule, by default zigzag and ring. Refuses contradictions. */
 static int demo_pick_attention(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     if (demo_batch_function_suits(job, error)) return -1;
@@ -374,8 +377,8 @@ static int demo_pick_attention(demo_job *job, demo_error *error) {
     return demo_stride_suits(job, error);
 }
 
-/* All models of a run share the stride, which must divide the kv heads of each. option: the one
-   that names the model's folder. */
+/* Checks that ring_head_stride, which all models of a run share, divides the number of kv heads
+   of this one. option: the option that names the folder of the model. */
 static int demo_stride_divides(const demo_job *job, const char *option, const char *folder,
                                const seqpar_llama_config *model, demo_error *error) {
     const demo_config *c = &job->config;
@@ -390,10 +393,12 @@ static int demo_stride_divides(const demo_job *job, const char *option, const ch
         (long long)model->kv_heads, option, folder);
 }
 
-/* ---- activations outside of the device's memory, as axolotl says it ---- */
+/* ---- activation offloading, with the values of axolotl ---- */
 
+/* Checks --activation_offloading. It also switches gradient checkpointing on. */
 static int demo_settle_activations(demo_job *job, demo_error *error) {
-    static const char *const words[] = {"legacy", "hidden_states", "disk"}; /* ways to move */
+    /* how activations are moved */
+    static const char *const words[] = {"legacy", "hidden_states", "disk"};
     demo_config *c = &job->config;
     const char *text = c->activation_offloading;
     if (!text || demo_truth(text) == 0) return 0;
@@ -410,7 +415,7 @@ static int demo_settle_activations(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* ---- types of numbers ---- */
+/* ---- data types ---- */
 
 /* --bf16 selects bf16 weights, with master weights in fp32. */
 static int demo_settle_types(demo_job *job, demo_error *error) {
@@ -443,8 +448,8 @@ static int demo_settle_types(demo_job *job, demo_error *error) {
 static const char *const demo_long_words[] = {"drop", "cut", "cut_both"};
 enum { DEMO_LONG_WORDS = 3 };
 
-/* OpenRLHF cuts the end of prompt and response, LLaMA-Factory takes from both, axolotl leaves
-   the document out. */
+/* Sets how long documents are shortened: OpenRLHF cuts off the end, LLaMA-Factory cuts prompt
+   and response, axolotl drops the document. */
 static void demo_settle_truncation(demo_job *job) {
     static const int by_program[DEMO_FROMS] = {DEMO_LONG_CUT, DEMO_LONG_CUT, DEMO_LONG_CUT_BOTH,
                                                DEMO_LONG_DROP};
@@ -454,19 +459,20 @@ static void demo_settle_truncation(demo_job *job) {
                             : by_program[demo_job_from(job, "max_len")];
 }
 
-/* Sampling weights of the training sets; evaluation sets are read one after the other. */
+/* The sampling weights of the training datasets. Evaluation datasets are concatenated and have
+   none. */
 static const char *demo_set_probs(const demo_job *job, const demo_dataset *set) {
     return set == &job->train ? job->config.dataset_probs : NULL;
 }
 
 /* ---- evaluation ---- */
 
-/* Without evaluation data, OpenRLHF evaluates a reward model on a part of its training data. */
+/* Without evaluation data, OpenRLHF evaluates a reward model on some of its training data. */
 static bool demo_evaluates_trained(const demo_job *job) {
     return job->score && demo_job_from(job, "eval_dataset") == DEMO_FROM_OPENRLHF;
 }
 
-/* The option that gives the data to evaluate on; NULL: there is none. */
+/* The option that gives the evaluation data; NULL if there is none. */
 static const char *demo_evaluates_on(const demo_job *job) {
     return job->config.eval_dataset      ? "eval_dataset"
            : job->config.val_size > 0    ? demo_job_spelled(job, "val_size")
@@ -491,9 +497,9 @@ static int demo_val_size_wrong(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Refuses evaluation options that contradict each other or the data. If `on` is "dataset", a
-   reward model is evaluated on its training data. No option asks for that, so --eval_strategy
-   no does not contradict it. */
+/* Refuses evaluation options that contradict each other or the data. `on` is "dataset" if a
+   reward model is evaluated on its training data. No option asks for that, so it does not
+   contradict --eval_strategy no. */
 static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *on = demo_evaluates_on(job);
@@ -524,8 +530,8 @@ static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Checks how often: every so many steps or a fraction of all, as in transformers; or so many
-   times per epoch, as in axolotl. */
+/* Checks an interval: a number of steps or a fraction of all steps, as in transformers, or a
+   number of times per epoch, as in axolotl. */
 static int demo_often_wrong(const demo_job *job, const char *steps, double asked,
                             const char *per_epoch, demo_error *error) {
     if (asked < 0 ? asked > -1 : asked > 1 && asked > floor(asked))
@@ -539,7 +545,8 @@ static int demo_often_wrong(const demo_job *job, const char *steps, double asked
     return 0;
 }
 
-/* Passes over the data; PPO's max_epochs are over a rollout. */
+/* The number of passes over the data. For PPO this is not max_epochs, which counts passes over
+   a rollout. */
 static double demo_job_epochs(const demo_job *job) {
     const demo_binding *b = job->objective->walk
                                 ? demo_binding_of(job->bindings, job->binding_count,
@@ -548,21 +555,25 @@ static double demo_job_epochs(const demo_job *job) {
     return b ? (double)*(const int64_t *)b->variable : job->config.max_epochs;
 }
 
-/* The interval in rounds (steps or rollouts), of which the run has `all`. asked: rounds, a
-   fraction of all, or -1. per_epoch: times in each epoch, used in place of asked unless 0. */
+/* Converts an interval to rounds (steps or rollouts), of which the run has `all`. asked:
+   rounds, a fraction of all, or -1. per_epoch: times per epoch, which replaces asked unless it
+   is 0. */
 static int64_t demo_often(const demo_job *job, double asked, int64_t per_epoch, int64_t all) {
     double times = (double)per_epoch * demo_job_epochs(job);
     if (per_epoch) asked = times > 1 ? 1 / times : -1;
     return asked > 0 && asked < 1 ? (int64_t)ceil(asked * (double)all) : (int64_t)asked;
 }
 
-/* Call it when the number of rounds is known: steps or, in PPO, rollouts. */
+/* Sets save_steps and eval_steps. Call it when the number of rounds (steps or, in PPO,
+   rollouts) is known. */
 static void demo_settle_often(demo_job *job, int64_t rounds) {
     demo_config *c = &job->config;
     c->save_steps = demo_often(job, c->save_asked, c->saves_per_epoch, rounds);
     c->eval_steps = demo_often(job, c->eval_asked, c->evals_per_epoch, rounds);
 }
 
+/* Checks the intervals of evaluations and checkpoints, and sets the default of
+   eval_strategy. */
 static int demo_settle_evaluation(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     bool on = demo_evaluates_on(job) != NULL;
@@ -580,8 +591,8 @@ static int demo_settle_evaluation(demo_job *job, demo_error *error) {
     return demo_evaluation_wrong(job, error);
 }
 
-/* Refuses, as LLaMA-Factory does, a save_path that holds a model, unless --overwrite is given.
-   */
+/* Refuses a save_path that contains a model, as LLaMA-Factory does, unless --overwrite is
+   given. */
 static int demo_settle_output(demo_job *job, demo_error *error) {
     static const char *const names[] = {
         "model.safetensors",         "model.safetensors.index.json",
@@ -605,13 +616,13 @@ static int demo_settle_output(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Rounds (steps or rollouts) from one evaluation to the next; 0: at the end alone. */
+/* The number of rounds (steps or rollouts) between evaluations; 0: only at the end. */
 static int64_t demo_eval_every(const demo_job *job, int64_t epoch) {
     int64_t steps = job->config.eval_steps;
     return job->eval_scores ? 0 : steps > 0 ? steps : steps < 0 ? epoch : 0;
 }
 
-/* Which part of the training data is evaluated. */
+/* Prints which part of the training data is used for evaluation. */
 static void demo_part_say(const demo_job *job) {
     const demo_objective *o = job->objective;
     long long some = (long long)(arrlen(job->eval.documents) / o->documents_per_unit);
@@ -661,7 +672,8 @@ static void demo_evaluation_say(const demo_job *job) {
 
 /* ---- notices ---- */
 
-/* An epoch leaves out documents that do not fill a last step; its shuffle decides which. */
+/* Prints a notice about the documents that an epoch leaves out because they do not fill a last
+   step. The shuffle decides which. */
 static void demo_left_over_notice(const demo_job *job) {
     int64_t epoch = job->usable_count / job->epoch_units;
     int64_t left = job->usable_count % job->epoch_units;
@@ -677,7 +689,7 @@ static bool demo_job_on(const demo_job *job, const char *name) {
     return demo_option_on(job->bindings, job->binding_count, name);
 }
 
-/* The config of a second model that is trained (PPO's critic); false: there is none. */
+/* Reads the config of a second trained model (PPO's critic); false if there is none. */
 static bool demo_beside(const demo_job *job, char folder[DEMO_PATH_LIMIT + 1],
                         seqpar_llama_config *config) {
     seqpar_error why = {0};
@@ -692,7 +704,7 @@ static bool demo_experts_learn(const demo_job *job) {
     return job->model.experts || (demo_beside(job, folder, &beside) && beside.experts);
 }
 
-/* Options that have no effect in this run. */
+/* Prints notices about options without effect in this run. */
 static void demo_idle_notice(const demo_job *job) {
     const demo_config *c = &job->config;
     if (c->offload_path && !c->adam_offload && !c->param_offload && !c->activations_away &&

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* settled.h - options that demos/prepare.py has applied when it made a token file. The trainer
- * cannot change them, so an option that differs from the file's is refused. Without a token
- * file, options that only prepare.py implements are refused. */
+/* settled.h - options that demos/prepare.py already applied when it made a token file. The
+ * trainer cannot apply them again, so a value that differs from the one in the file is refused.
+ * Without a token file, options that only prepare.py implements are refused. */
 #ifndef DEMO_SETTLED_H
 #define DEMO_SETTLED_H
 #include "settle.h"
@@ -36,7 +36,8 @@ static const char *const demo_settled_options[] = {"input_key",
                                                    "csft_prompt"};
 enum { DEMO_SETTLED = (int)(sizeof demo_settled_options / sizeof *demo_settled_options) };
 
-/* The value of an option with which the file was made, as text; NULL: the file does not say. */
+/* The option value with which the file was made, as text; NULL if the file does not record
+   it. */
 static const char *demo_made_text(const cJSON *made, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(made, key);
     return cJSON_IsString(item)  ? item->valuestring
@@ -51,7 +52,8 @@ static bool demo_made_with(const cJSON *made, const char *key, const char *value
     return text && !strcmp(text, value);
 }
 
-/* A file without weights was made of a single set. Then a single weight has no effect. */
+/* Compares sampling weights. A file without weights was made from a single dataset, for which a
+   single weight has no effect. */
 static bool demo_same_weights(const cJSON *made, const char *text) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(made, "dataset_probs"), *item;
     if (!cJSON_IsArray(list)) return !strchr(text, ',');
@@ -63,7 +65,7 @@ static bool demo_same_weights(const cJSON *made, const char *text) {
     return !item && !text;
 }
 
-/* Does the file agree with the option? there: the file's value, for messages. */
+/* Does the file agree with the option? there: set to the value in the file, for messages. */
 static bool demo_settled_alike(const cJSON *made, const char *name, const char *text,
                                const char **there) {
     bool on = demo_truth(text) == 1,
@@ -102,7 +104,8 @@ static bool demo_settled_alike(const cJSON *made, const char *name, const char *
     return !*there || demo_same_value(*there, text);
 }
 
-/* The data is no token file: refuses options that act only when text becomes tokens. */
+/* Refuses an option that has an effect only on tokenization, since the data is not a token
+   file. */
 static int demo_unprepared(const demo_known *spelling, const char *text, const char *path,
                            demo_error *error) {
     const demo_known *target = demo_known_target(spelling);
@@ -114,13 +117,14 @@ static int demo_unprepared(const demo_known *spelling, const char *text, const c
                      spelling->name, path);
 }
 
-/* Is the option about this set? Evaluation sets are not mixed by weights, and have their own
-   eval_dataset_info. */
+/* Does the option apply to this dataset? Evaluation datasets have no sampling weights, and have
+   a separate eval_dataset_info. */
 static bool demo_settled_of(const demo_job *job, const demo_dataset *set, const char *name) {
     return set == &job->eval ? !strstr(name, "_probs") && strcmp(name, "dataset_info")
                              : strcmp(name, "eval_dataset_info") != 0;
 }
 
+/* Refuses options that differ from those with which the token file was made. */
 static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, const char *path,
                                demo_error *error) {
     const cJSON *made = set->file

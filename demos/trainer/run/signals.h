@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* signals.h - a signal: the first stops after the step at hand, with a checkpoint; the second ends
- * at once. */
+/* signals.h - signal handling: the first signal stops training after the current step and saves
+ * a checkpoint; the second one ends the process at once. */
 #ifndef DEMO_SIGNALS_H
 #define DEMO_SIGNALS_H
 #include <signal.h>
@@ -10,18 +10,17 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- signals: the first stops after the step at hand, with a checkpoint; the second ends at once ---- */
-
-enum { DEMO_TROUBLE = 1000 }; /* not a signal: something failed at rank 0, demo_rank.trouble */
-/* the signal that asks to stop, which another process may have received; 0: none */
+/* not a signal: a failure at rank 0, described in demo_rank.trouble */
+enum { DEMO_TROUBLE = 1000 };
+/* the signal that requests the stop, received by this or another process; 0: none */
 static volatile sig_atomic_t demo_interrupted;
-/* the signal by which training ended early; 0: none */
+/* the signal that ended training early; 0: none */
 static volatile sig_atomic_t demo_stopped;
-static volatile sig_atomic_t demo_caught; /* the first signal of this process */
+static volatile sig_atomic_t demo_caught; /* first signal that this process received */
 static struct timespec demo_caught_at;
 
-/* A launcher may send a signal both to the process and to its group, so signals within a tenth
-   of a second count as one. */
+/* Signals within a tenth of a second count as one, since a launcher may send a signal both to
+   the process and to its process group. */
 static void demo_on_interrupt(int signal_number) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -45,7 +44,7 @@ static void demo_catch(int signal_number) {
     sigaction(signal_number, &action, NULL);
 }
 
-/* SIGHUP comes when a terminal is closed; nohup has it ignored. */
+/* Catches SIGINT, SIGTERM and SIGHUP (closed terminal). SIGHUP stays ignored under nohup. */
 static void demo_catch_all(void) {
     struct sigaction hangup;
     demo_catch(SIGINT);
@@ -53,8 +52,8 @@ static void demo_catch_all(void) {
     if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) demo_catch(SIGHUP);
 }
 
-/* Writing to a file at its size limit, or to a pipe that nobody reads, must fail with an error
-   message and not end the process by a signal. */
+/* Makes writes fail with an error instead of a signal that ends the process, at the size limit
+   of a file and for a pipe that nobody reads. */
 static void demo_writes_may_fail(void) {
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);

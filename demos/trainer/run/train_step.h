@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_step.h - one optimizer step, its log, its checkpoint, and the evaluation. */
+/* train_step.h - one optimizer step with its log, the end of a checkpoint, and the
+ * evaluation. */
 #ifndef DEMO_TRAIN_STEP_H
 #define DEMO_TRAIN_STEP_H
 #include "resume.h"
@@ -14,7 +15,8 @@ static double demo_learning_rate(const demo_job *job, int64_t step) {
                                                         job->config.min_lr_ratio);
 }
 
-/* Rank 0: passes a report to the progress line and all logs. If a log fails, the run ends. */
+/* Rank 0 passes a report to the progress line and to all logs. If a log fails, training
+   stops. */
 static void demo_log(demo_rank *r, const demo_report *report) {
     double value = demo_report_value(report, r->job->objective->column[0]);
     if (!demo_report_evaluates(report)) {
@@ -30,6 +32,7 @@ static void demo_log(demo_rank *r, const demo_report *report) {
     demo_interrupted = DEMO_TROUBLE;
 }
 
+/* Rank 0 reports the metrics of an optimizer step. */
 static void demo_log_step(demo_rank *r, const double *means, double lr,
                           const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
@@ -49,13 +52,13 @@ static void demo_log_step(demo_rank *r, const double *means, double lr,
     demo_report_add(&report, "tokens", (double)n->tokens, DEMO_WHOLE);
     demo_report_add(&report, "supervised_tokens", (double)n->supervised, DEMO_WHOLE);
     demo_report_add(&report, "tokens_per_second", (double)n->tokens / seconds, DEMO_TENTHS);
-    /* last, since the rows depend on the ranks, as the speed does */
+    /* last, because the number of rows depends on the number of ranks, and so does the speed */
     demo_report_add(&report, "rows", (double)batch->rows, DEMO_WHOLE);
     demo_log(r, &report);
 }
 
-/* A notice, printed once, if ranks are idle in the first micro-batch, or wait for the busiest.
-   */
+/* Prints a notice, once, if some ranks are idle in the first micro-batch, or wait for the
+   busiest rank. */
 static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     int64_t ranks = r->ctx.sp_size;
     const seqpar_part part = {batch->micro_batches, r->ctx.dp_size, 0, 0};
@@ -79,7 +82,7 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
                       fix);
 }
 
-/* The optimizer's step over a window that is open. */
+/* Computes all micro-batches of an open window, and makes the optimizer step. */
 static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, double *means) {
     const demo_job *job = r->job;
     const seqpar_llama_batch_desc run = demo_batch_desc_of(r, 0);
@@ -121,13 +124,13 @@ static seqpar_status demo_step(demo_rank *r) {
     return status;
 }
 
-/* Ends a checkpoint whose parts are written: rank 0 gives it its final name. status: of
-   writing. */
+/* Ends a checkpoint after all ranks have written: rank 0 gives it its final name. status:
+   result of writing. */
 static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
     const demo_config *c = &r->job->config;
     char shown[1024];
     if (!status && r->saving.shards) status = demo_gather_sums(r->ctx.world, &r->sums);
-    /* all groups have written their parts */
+    /* all groups must have written */
     if (!status && r->own_world) status = seqpar_comm_barrier(r->world);
     if (!r->world->rank)
         status = demo_end_checkpoint(status, c->ckpt_path, &r->saving, r->ctx.error);
@@ -139,21 +142,21 @@ static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
     return SEQPAR_OK;
 }
 
-/* Ends an asynchronous checkpoint, if there is one, when all ranks have written their parts.
-   wait: waits for them. */
+/* Ends a background checkpoint, if there is one, once all ranks have written. wait: waits for
+   them. */
 static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
     int64_t missing = !demo_async_written(&r->async), failed;
-    if (!r->async.under_way) return SEQPAR_OK; /* true on all ranks */
+    if (!r->async.under_way) return SEQPAR_OK; /* under_way is the same on all ranks */
     seqpar_status status = wait ? SEQPAR_OK : seqpar_comm_max_i64(r->world, &missing, 1);
     if (status || (missing && !wait)) return status;
     status = demo_async_end(&r->async, &r->sums, r->ctx.error);
     failed = status != SEQPAR_OK;
-    /* if one rank failed, the run ends; the checkpoint gets its name only if none failed */
+    /* if a rank failed, the run ends, and the checkpoint does not get its name */
     if (!status) status = seqpar_comm_max_i64(r->world, &failed, 1);
     return demo_checkpoint_named(r, status);
 }
 
-/* Refuses a token file that was written to since it was mapped. */
+/* Refuses a token file that was modified after it was mapped. */
 static seqpar_status demo_data_kept(demo_rank *r) {
     const demo_dataset *sets[] = {&r->job->train, &r->job->eval};
     for (int i = 0; i < 2; i++)
@@ -167,8 +170,7 @@ static seqpar_status demo_data_kept(demo_rank *r) {
     return SEQPAR_OK;
 }
 
-/* Did any rank get a signal to stop? All ranks get the same answer, even if only one process
-   received the signal. */
+/* Has any rank received a signal to stop? All ranks get the same answer. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
     seqpar_status status = demo_data_kept(r);
@@ -180,8 +182,7 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     return status;
 }
 
-/* ---- evaluation: the weighted mean over windows; if all are equal, it is exactly their value
-   ---- */
+/* ---- evaluation: the weighted mean over windows ---- */
 
 static void demo_say_evaluation(demo_rank *r, double weight) {
     const demo_objective *o = r->job->objective;
@@ -198,6 +199,8 @@ static void demo_say_evaluation(demo_rank *r, double weight) {
     demo_log(r, &report);
 }
 
+/* Averages over windows incrementally: if all windows have the same value, the mean is exactly
+   that value. */
 static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* trainer.h - what the trainers share: the step loop, evaluation, logs, checkpoints.
+/* trainer.h - the code that all trainers share: the step loop, evaluation, logs, checkpoints.
  *
- * A step is an optimizer step over train_batch_size documents, drawn by a shuffle that belongs
- * to (seed, epoch), packed into rows, and split over data-parallel ranks, micro-batches and
- * sequence-parallel ranks. None of these splits changes a bit of the result. */
+ * A step is an optimizer step over train_batch_size units (documents, pairs or prompts). They
+ * are drawn in a shuffled order that depends only on seed and epoch, packed into rows, and
+ * split over data-parallel ranks, micro-batches and sequence-parallel ranks. None of these
+ * splits changes a bit of the result. */
 #ifndef DEMO_TRAINER_H
 #define DEMO_TRAINER_H
 #include "dry_run.h"
 #include "launch.h"
 
-/* Opens /dev/null for standard streams that are closed. Otherwise the next file that is opened
-   would get their descriptor, and messages would be written into it. */
+/* Opens /dev/null in place of closed standard streams. Otherwise the next opened file would get
+   such a descriptor, and messages would be written into it. */
 static void demo_standard_streams(void) {
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(2);
 }
 
-/* Refuses an option that contradicts the config.json of the model's folder, which is followed.
-   */
+/* Refuses an option that contradicts config.json in the folder of the model, which determines
+   the shape of the model. */
 static int demo_shape_agrees(const demo_job *job, const demo_options *options,
                              demo_error *error) {
     const demo_config *c = &job->config;
@@ -42,8 +43,8 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options,
     return 0;
 }
 
-/* Prints the command lines for prepare.py. All checks that need no data come first, since
-   making tokens may take hours. */
+/* Prints the command lines for prepare.py. Runs all checks that need no data first, since
+   tokenizing may take hours. */
 static int demo_print_prepare(demo_job *job) {
     demo_error error;
     if (demo_paths_fit(job->bindings, job->binding_count, &error) ||
@@ -61,8 +62,8 @@ static bool demo_sentence_names(const char *sentence, const char *option) {
     return strstr(sentence, dashes) != NULL;
 }
 
-/* Is the message about an option whose value was refused already? The option has its default
-   then, so the message may not be true. */
+/* Is the message about an option whose value was refused? The variable then has the default, so
+   the message may be wrong. */
 static bool demo_sentence_hangs(const demo_options *options, const char *sentence) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i];
@@ -74,7 +75,8 @@ static bool demo_sentence_hangs(const demo_options *options, const char *sentenc
     return false;
 }
 
-/* If words were wrong: adds what else is wrong, so that the user can correct all at once. */
+/* After errors on the command line: adds the errors of the later checks, so that the user sees
+   all errors at once. */
 static void demo_settle_besides(demo_job *job, const demo_options *options, demo_error *error) {
     demo_error more = {""}, one = {""};
     if (!demo_job_settle(job, &more)) return;
@@ -86,7 +88,7 @@ static void demo_settle_besides(demo_job *job, const demo_options *options, demo
     }
 }
 
-/* A trainer's main: from the command line to the exit code. */
+/* The main function of a trainer. Returns the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
                                              char **argv) {
@@ -102,7 +104,8 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     job->binding_count = count;
     job->parsed = &options;
     int wrong = 0;
-#ifdef DEMO_MPI /* first, so that one rank alone reports typing errors */
+/* connects the processes first, so that only one rank reports errors of the command line */
+#ifdef DEMO_MPI
     wrong = demo_find_processes(job, &error);
 #endif
     if (!wrong) wrong = demo_options_parse(&options, argc, argv, &error);
@@ -121,7 +124,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                 (job->objective->begin ? job->objective->begin(job, &error)
                                        : demo_job_begin(job, bindings, count, tool, &error));
         if (!job->rank) demo_options_print_ignored(&options, stderr);
-    } else if (options.program) /* the words were read */
+    } else if (options.program) /* not NULL once the words are read */
         demo_settle_besides(job, &options, &error);
     if (wrong) return demo_never_began(job, error.text);
     demo_job_say(job);
