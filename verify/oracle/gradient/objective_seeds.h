@@ -42,6 +42,12 @@ static inline int seed_way_is_of_last(const dump *d, int way) {
     return way < MEAN_WAYS && mean_ways[way].last;
 }
 
+/* Whether the mistake is that an option of the metadata is left out. */
+static inline int seed_way_is_of_option(const dump *d, int way) {
+    int count;
+    return !seeds_are_of_tokens(d) && document_ways(d, &count)[way].plain;
+}
+
 static inline int seed_way_drops_zero(const dump *d, int way) {
     return seeds_are_of_tokens(d) && way < MEAN_WAYS && mean_ways[way].zero;
 }

@@ -269,8 +269,10 @@ static inline int pass_seeds_add(reference *f, seqpar_buffer *to, int64_t tokens
                                  const double *seeds) {
     int type = f->model.config.score ? f->device->storage : f->device->accumulator;
     double *scaled = (double *)malloc((size_t)tokens * sizeof *scaled);
-    int status = !scaled || seqpar_buffer_new(&f->ctx, to, tokens * seqpar_dtype_bytes(type),
-                                              SEQPAR_MEM_ACTIVATIONS);
+    int status = scaled ? seqpar_buffer_new(&f->ctx, to, tokens * seqpar_dtype_bytes(type),
+                                            SEQPAR_MEM_ACTIVATIONS)
+                        : seqpar_fail(f->ctx.error, SEQPAR_ERR_MEMORY,
+                                      "no memory for the reference's seeds");
     for (int64_t t = 0; !status && t < tokens; t++) scaled[t] = factor * seeds[t];
     if (!status) seqpar_device_write(f->device, to->data, 0, scaled, tokens, type);
     free(scaled);

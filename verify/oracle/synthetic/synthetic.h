@@ -97,7 +97,8 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
             way_has_facts(&d->facts, &wrong_ways[i]))
             p->way = &wrong_ways[i];
     for (int i = 1; i < seed_ways(d); i++)
-        if (!p->seeds && seed_way_name(d, i) && !strcmp(seed_way_name(d, i), name))
+        if (!p->seeds && !seed_way_is_of_option(d, i) && seed_way_name(d, i) &&
+            !strcmp(seed_way_name(d, i), name))
             p->seeds = i;
     /* Only ways that need no local gradients and no parameter names: made_step has neither. */
     for (int i = 1; i < STEP_WAYS; i++)
