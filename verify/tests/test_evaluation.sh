@@ -73,7 +73,7 @@ awk -v same=10 '{ if (NR - 1 == same) { a = $0; sub(/.*"answer": /, "", a); sub(
 awk -v held=" 16 17 18 22 " -v name=$out/idle '{ print > (name (index(held, " " NR - 1 " ") ? ".held.jsonl" : ".rest.jsonl")) }' $out/idle.jsonl
 run idle dpo --dataset $out/idle.jsonl --val_size 0.2 $pairs && run idle.files dpo --dataset $out/idle.rest.jsonl --eval_dataset $out/idle.held.jsonl $pairs || fail held_idle_runs "$(tail -qn 1 $out/idle.log $out/idle.files.log)"
 alike held_idle idle idle.files
-says held_idle_says '^notice: 1 of the pairs drawn for the evaluation chosen and rejected are the same' idle
+says held_idle_says '^notice: in 1 of the pairs drawn for the evaluation chosen and rejected are the same' idle
 
 # ---- reward models: mean and deviation of the scores, always ----
 # scored NAME FILE PART EVALUATIONS OPTIONS...: config.json has what an evaluation on the first PART records measures
@@ -150,7 +150,7 @@ refuse all '--val_size 23 asks for 23 of 23 documents, which leaves none to trai
 refuse more '--val_set_size 24 asks for 24 of 23 documents' sft --dataset $out/arith.jsonl $texts --val_set_size 24
 refuse nearly '--val_size 0.99 asks for 23 of 23 pairs' dpo --dataset $out/arith.jsonl $pairs --val_size 0.99
 refuse alone '--val_size 0.1 asks for 1 of 1 documents' sft --dataset $out/alone.jsonl $texts --val_size 0.1
-refuse one_response '--val_size 0.02: KTO.s KL term pairs each prompt with another document.s response, but the evaluation has 1 document; give 2 or more' kto --pretrain $out/model --dataset $out/arith.jsonl $texts --label_key label --val_size 0.02
+refuse one_response "--val_size 0.02: KTO's KL term pairs each prompt with another document's response, but the evaluation has 1 document; give 2 or more" kto --pretrain $out/model --dataset $out/arith.jsonl $texts --label_key label --val_size 0.02
 refuse no_target '--val_size 0.2: none of the 18 documents that are left to train on has a target' sft --dataset $out/masked.jsonl --val_size 0.2
 refuse no_target_held '--val_size 0.1: none of the 3 documents to evaluate on has a target' sft --dataset $out/masked.jsonl --val_size 0.1
 if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi

@@ -139,7 +139,7 @@ if [ -z "$P" ]; then skip prm_tokens "no python has tokenizers and jinja2"; else
         refuse tokens_marks_differ '--reward_tokens is \+ x, but t_steps4.tokens was made with \+ -; make it again' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --reward_tokens + x --save_path refused
         refuse tokens_placeholder_differs '--placeholder_token is x, but t_steps4.tokens was made with \*; make it again' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --placeholder_token x --save_path refused
         refuse tokens_eval 't_soft4.tokens: was made with other --reward_tokens than t_steps4.tokens; make it again' "$B/train_prm" $shape --pretrain "$F/words" --dataset t_steps4.tokens --eval_dataset t_soft4.tokens --save_path refused
-        refuse tokens_text 'is text, and .*words has a tokenizer.*those: python3 demos/prepare.py --kind steps .*--placeholder_token' "$B/train_prm" $shape --pretrain "$F/words" --dataset steps.jsonl $marks --save_path refused
+        refuse tokens_text 'is text, which only demos.prepare.py can tokenize .*words; make a token file and give it: python3 demos/prepare.py --kind steps .*--placeholder_token' "$B/train_prm" $shape --pretrain "$F/words" --dataset steps.jsonl $marks --save_path refused
     }
     token_rows
 fi
