@@ -746,6 +746,14 @@ static void expect_named(const char *name, const char *text) {
     test_end("dump_model_%s", name);
 }
 
+/* name NULL: the step is right. */
+static void expect_case(const char *name, const char *text) {
+    if (name)
+        expect_named(name, text);
+    else
+        expect(0, "right: places", text);
+}
+
 static void restart(void) {
     memset(&how, 0, sizeof how);
     how.scale = 1;
@@ -863,10 +871,7 @@ static void test_pairs(void) {
         right_step();
         seed_pairs(wrong);
         right_step();
-        if (wrong)
-            expect_named(names[wrong], "log-probs right");
-        else
-            expect(0, "right: places", "gradients right");
+        expect_case(wrong ? names[wrong] : NULL, wrong ? "log-probs right" : "gradients right");
         test_end("dump_model_pairs_%d", wrong);
         make_rows();
     }
@@ -896,10 +901,8 @@ static void test_preferences(void) {
             right_step();
             seed_preferences(wrong);
             right_step();
-            if (wrong)
-                expect_named(names[wrong], "log-probs right");
-            else
-                expect(0, "right: places", "gradients right");
+            expect_case(wrong ? names[wrong] : NULL,
+                        wrong ? "log-probs right" : "gradients right");
             test_end("dump_model_preference_%s_%d", how.loss_type, wrong);
             make_rows();
         }
@@ -969,10 +972,7 @@ static void test_objectives(void) {
         if (how.dpo) begin_values();
         write_model("");
         wrong_step(cases[i].wrong);
-        if (cases[i].name)
-            expect_named(cases[i].name, cases[i].text);
-        else
-            expect(0, "right: places", cases[i].text);
+        expect_case(cases[i].name, cases[i].text);
         test_end("dump_model_%s_%d", how.objective, cases[i].wrong);
         memcpy(parameters, kept, (size_t)count * sizeof *kept);
         if (how.dpo) make_rows();
@@ -1007,10 +1007,7 @@ static void test_margins(void) {
         begin_values();
         write_model("");
         wrong_step(cases[i].wrong);
-        if (cases[i].name)
-            expect_named(cases[i].name, cases[i].text);
-        else
-            expect(0, "right: places", cases[i].text);
+        expect_case(cases[i].name, cases[i].text);
         test_end("dump_model_margins_%d", cases[i].wrong);
         memcpy(parameters, kept, (size_t)count * sizeof *kept);
         make_rows();
@@ -1082,10 +1079,7 @@ static void test_one_row(void) {
         wrong_step(cases[i].wrong);
         how.with_loss = cases[i].wrong == KTO_OWN_KL; /* by which z is found */
         for (int64_t r = 0; r < SP; r++) how.loss[r] = kto_loss_of(cases[i].wrong, r);
-        if (cases[i].name)
-            expect_named(cases[i].name, cases[i].text);
-        else
-            expect(0, "right: places", cases[i].text);
+        expect_case(cases[i].name, cases[i].text);
         if (cases[i].wrong == KTO_OWN_KL)
             test_expect(times_named(cases[i].name) == 3, "loss or gradients do not name it");
         test_end("dump_model_one_row_%d", cases[i].wrong);
