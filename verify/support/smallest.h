@@ -46,7 +46,7 @@
 
    How sure the oracle is, and --dry_run; another number is another verdict:
    DEMO_WALKED                                             steps that --dry_run walks
-   COARSE_NUMBERS|LIMIT_.*|MOVED_ROWS|FACTOR_SHOWS|GRADIENT_ROUNDINGS|NARROW|SAME_TOKENS|LOGITS_MOST|NEAR_SHOWS|BLOCK_ROW|WRITTEN_.*|MADE_VOCAB  bounds */
+   COARSE_NUMBERS|LIMIT_.*|MOVED_ROWS|FACTOR_SHOWS|GRADIENT_ROUNDINGS|NARROW|SAME_TOKENS|LOGITS_MOST|NEAR_SHOWS|RUN_SHOWS|BLOCK_ROW|WRITTEN_.*|MADE_VOCAB  bounds */
 #ifndef SMALLEST_H
 #define SMALLEST_H
 

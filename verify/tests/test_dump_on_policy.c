@@ -227,6 +227,29 @@ static void test_blocks(void) {
     test_end("on_policy_near");
 }
 
+/* Old log-probs of a policy that has moved a little, in the order of ranks whose pieces end up to
+   one token behind those of the dump's zigzag (`back`: from that order into the row's). Two
+   of five tokens are trained on, of the first `of` tokens alone; six that have moved are the fewest for a name. */
+static void test_pieces(int back, int64_t of, const char *headline, const char *text) {
+    int64_t ends[2 * 3 + 1], order[TOKENS], n = 0;
+    make_equal(SEQPAR_LAYOUT_ZIGZAG, 3);
+    for (int k = 0; k <= 6; k++) ends[k] = (k * TOKENS + 5) / 6;
+    for (int i = 0; i < 6; i++) {
+        int piece = i % 2 ? 5 - i / 2 : i / 2;
+        for (int64_t t = ends[piece]; t < ends[piece + 1]; t++) order[n++] = t;
+    }
+    EACH_ROW(dp, a)
+    for (int64_t i = 0; i < TOKENS; i++) {
+        row *r = &s.of[dp][a];
+        int64_t t = back ? order[i] : i, from = back ? i : order[i];
+        r->logp[t] = -3 - 2 * cos(t * t); /* far from each other, so few are enough */
+        r->old_logp[t] = -3 - 2 * cos(from * from) + 0.02 * test_normal();
+        if (t * 19 % 31 > 12 || t >= of) r->labels[t] = NONE;
+    }
+    expect(1, headline, text);
+    test_end("on_policy_pieces_%d_%lld", back, (long long)of);
+}
+
 /* ---- what is not there ---- */
 
 static void test_lacks(const char *name) {
@@ -277,6 +300,11 @@ int main(int argc, char **argv) {
     TEST(test_side(FIRST));
     TEST(test_side(CONTIGUOUS));
     TEST(test_blocks());
+    for (int back = 0; back < 2; back++) {
+        TEST(test_pieces(back, 93, "wrong: unknown", "no shift by a token explains it"));
+        TEST(test_pieces(back, 94, "wrong: gathered_in_rank_order",
+                         "numbers are those of other places"));
+    }
     TEST(test_lacks("index"));
     TEST(test_lacks("labels"));
     TEST(test_lacks("logp"));

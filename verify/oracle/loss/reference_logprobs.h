@@ -123,9 +123,10 @@ static inline int side_is_near_others(verdict *v, const dump_row *row, const cha
     return 0;
 }
 
-/* ---- blocks in other places, in whatever order ---- */
+/* ---- numbers that are those of other tokens, within what a policy moves ---- */
 
-enum { BLOCK_SHOWS = 4, BLOCK_ROW = 8192 }; /* least tokens of a block; most of a row */
+/* Least numbers of another order; least tokens of a block; most of a row that is searched. */
+enum { RUN_SHOWS = 6, BLOCK_SHOWS = 4, BLOCK_ROW = 8192 };
 
 /* How far a policy that has hardly moved may be from its old log-prob. */
 static inline double near_limit(double logp) { return 0.1 + 0.02 * fabs(logp); }
@@ -133,6 +134,64 @@ static inline double near_limit(double logp) { return 0.1 + 0.02 * fabs(logp); }
 static inline int near_is(const dump_row *row, const double *x, int64_t t, int64_t from) {
     return fabs(x[t] - row->logp[from]) <= near_limit(row->logp[from]);
 }
+
+/* Counts the tokens of [first, end) whose logp tells them from the token that near_source gives.
+   *found: how many of them have the number of that token. Half of near_limit: a piece may have
+   few numbers. */
+static inline int64_t near_run(const dump_row *row, const double *x, int near, int64_t by,
+                               int64_t first, int64_t end, int64_t *found) {
+    int64_t count = 0;
+    *found = 0;
+    for (int64_t t = first; t < end; t++) {
+        int64_t from = row_supervised(row, t) ? near_source(row, near, by, t) : -1;
+        if (from < 0) continue;
+        double limit = near_limit(row->logp[from]);
+        if (fabs(row->logp[from] - row->logp[t]) <= limit) continue;
+        *found += fabs(x[t] - row->logp[from]) <= limit / 2;
+        count++;
+    }
+    return count;
+}
+
+/* The end of the tokens from `first` on that come one behind the other in a rank order, too. */
+static inline int64_t near_run_end(const dump_row *row, const int64_t *order, int64_t first) {
+    int64_t t = first + 1;
+    while (t < row_end(row) && order[t] == order[t - 1] + 1) t++;
+    return t;
+}
+
+/* Whether the numbers are in a rank order whose pieces end one token before or behind those of
+   this row, each piece for itself: a length that is not divisible is cut in several ways. */
+static inline int side_is_in_pieces(verdict *v, const dump_row *row, const char *name,
+                                    const double *x) {
+    for (int near = NEAR_ORDER; near < NEARS; near++) {
+        const int64_t *order = near == NEAR_ORDER ? row->order : row->gathered;
+        int64_t count = 0, found = 0;
+        for (int64_t t = 0, end; t < row_end(row); t = end) {
+            int64_t most = 0, at = 0;
+            end = near_run_end(row, order, t);
+            for (int64_t by = -1; by <= 1; by++) {
+                int64_t in, of = near_run(row, x, near, by, t, end, &in);
+                if (by == -1 || in > most || (in == most && of < at)) most = in, at = of;
+            }
+            found += most;
+            count += at;
+        }
+
+        if (found < RUN_SHOWS || 5 * found < 4 * count) continue;
+        memset(v, 0, sizeof *v);
+        v->kind = VERDICT_WRONG;
+        verdict_name(v, mistake_named(nears[near].name));
+        verdict_say(v,
+                    "%s: %s; %lld of %lld numbers are those of other places, each piece up to "
+                    "one token before or behind this row's",
+                    name, nears[near].how, (long long)found, (long long)count);
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- blocks in other places, in whatever order ---- */
 
 /* Marks the tokens of blocks whose numbers are near logp of the tokens `by` further. A block
    has BLOCK_SHOWS supervised tokens or more. */
@@ -197,7 +256,8 @@ static inline int side_is_wrong(verdict *v, const dump_row *row, const char *nam
         verdict_say(v, "%s", source_texts[source]);
         return 1;
     }
-    return side_is_near_others(v, row, name, x) || side_is_in_blocks(v, row, name, x);
+    return side_is_near_others(v, row, name, x) || side_is_in_pieces(v, row, name, x) ||
+           side_is_in_blocks(v, row, name, x);
 }
 
 /* first: the sequence's first rank. */
