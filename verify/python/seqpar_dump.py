@@ -58,8 +58,8 @@ OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count", "weights", "mean_logp", "logit
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "part_out", "part_lse")
 KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "dual_clip", "cispo", "z_loss",
             "entropy_coef", "importance", "advantage", "advantage_eps", "gamma", "gae_lambda", "clip_value",
-            "loss_type", "label_smoothing", "simpo_gamma", "center", "softmax_scale", "window", "softcap",
-            "dtype")
+            "loss_type", "label_smoothing", "simpo_gamma", "center", "desirable_weight", "undesirable_weight",
+            "softmax_scale", "window", "softcap", "dtype")
 STEP = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "max_norm")
 
 
@@ -136,6 +136,7 @@ class Dump:
     reduction           SFT, PPO and value, how losses of tokens are averaged: token, sequence, constant (over
                         reduction_constant), micro, replica
     loss_type           DPO: sigmoid, robust, hinge, ipo, ipo_mean or simpo, with label_smoothing and simpo_gamma
+    desirable_weight, undesirable_weight    KTO: factors of the losses of these documents
     center              RM: adds center (chosen score + rejected score)^2 to a pair's loss
     label_smoothing, z_loss                 SFT
     clip_low, clip_high, dual_clip, cispo, kl_coef, entropy_coef   PPO

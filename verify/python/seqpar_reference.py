@@ -287,22 +287,26 @@ def rm(values, cu_seqlens, *, replicas=1, gradient=False, center=None):
     return _loss("rm", _rows("values", cu_seqlens=cu_seqlens, values=values), values, replicas, gradient, center=center)
 
 
-def kto(labels, logp, ref_logp, desirable, kl, cu_seqlens, *, replicas=1, gradient=False, beta=0.1):
+def kto(labels, logp, ref_logp, desirable, kl, cu_seqlens, *, replicas=1, gradient=False, beta=0.1, desirable_weight=None,
+        undesirable_weight=None):
     """The loss of a step: the mean over documents. labels, logp, ref_logp: (tokens). desirable: (documents), 1 or 0. kl: (documents), the
-    sum of policy - reference log-probs of the mismatched answer."""
+    sum of policy - reference log-probs of the mismatched answer. desirable_weight, undesirable_weight: factors of their losses."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, logp=logp, ref_logp=ref_logp, desirable=desirable, kl=kl)
-    return _loss("kto", rows, logp, replicas, gradient, beta=beta)
+    return _loss("kto", rows, logp, replicas, gradient, beta=beta, desirable_weight=desirable_weight,
+                 undesirable_weight=undesirable_weight)
 
 
 def ppo(labels, logp, old_logp, advantages, *, ref_logp=None, weights=None, entropy=None, cu_seqlens=None, replicas=1,
         gradient=False, reduction=None, reduction_constant=None, clip_low=None, clip_high=None, kl_coef=None, dual_clip=None,
-        entropy_coef=None, importance=None):
+        cispo=None, entropy_coef=None, importance=None):
     """The loss of a step of the policy, clipped to 1 - clip_low .. 1 + clip_high (0.2). All arrays: (tokens). kl_coef needs ref_logp,
-    entropy_coef needs entropy. importance: token, or sequence (GSPO), which needs cu_seqlens as reduction="sequence" does."""
+    entropy_coef needs entropy. cispo: the largest ratio, in place of the clip. importance: token, or sequence (GSPO), which needs
+    cu_seqlens as reduction="sequence" does."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, logp=logp, old_logp=old_logp, advantages=advantages, ref_logp=ref_logp,
                  weights=weights, entropy=entropy)
     return _loss("ppo", rows, logp, replicas, gradient, reduction=reduction, reduction_constant=reduction_constant, clip_low=clip_low,
-                 clip_high=clip_high, kl_coef=kl_coef, dual_clip=dual_clip, entropy_coef=entropy_coef, importance=importance)
+                 clip_high=clip_high, kl_coef=kl_coef, dual_clip=dual_clip, cispo=cispo, entropy_coef=entropy_coef,
+                 importance=importance)
 
 
 def value(labels, values, returns, *, old_values=None, cu_seqlens=None, replicas=1, gradient=False, reduction=None, reduction_constant=None,

@@ -137,10 +137,11 @@ class Kto(_Objective):
     names = ("labels", "logp", "ref_logp", "desirable", "kl")
 
     def refuse(self):
-        refuse_unless(self.args, "KTOTrainer", loss_type=("kto",), desirable_weight=(1.0,), undesirable_weight=(1.0,))
+        refuse_unless(self.args, "KTOTrainer", loss_type=("kto",))
 
     def facts(self):
-        return dict(objective="kto", beta=self.args.beta)
+        return dict(objective="kto", beta=self.args.beta, desirable_weight=self.args.desirable_weight,
+                    undesirable_weight=self.args.undesirable_weight)
 
     def lacks(self, name):
         sums = name == "ref_logp" and self.args.precompute_ref_log_probs
@@ -219,7 +220,7 @@ class Reward(_Objective):
 
 class Grpo(_Objective):
     names = ("labels", "logp", "old_logp", "advantages", "rewards", "groups")
-    reductions = {"dapo": "token", "grpo": "sequence", "bnpo": "micro", "dr_grpo": "constant"}
+    reductions = {"dapo": "token", "cispo": "token", "grpo": "sequence", "bnpo": "micro", "dr_grpo": "constant"}
 
     def __init__(self, trainer):
         super().__init__(trainer)
@@ -236,6 +237,8 @@ class Grpo(_Objective):
             refuse_unless(args, "GRPOTrainer", use_bias_correction_kl=(False,))
         if self.is_weighted():  # its KL term is not weighted
             refuse_unless(args, "GRPOTrainer with vllm_importance_sampling_correction", beta=(0.0,))
+        if args.loss_type == "cispo":
+            refuse_unless(args, "GRPOTrainer with loss_type='cispo'", importance_sampling_level=("token",), delta=(None,))
         high = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
         if args.delta is not None and args.delta < high:
             raise ValueError(f"GRPOTrainer has delta={args.delta}, below 1 + epsilon_high = {high}: seqpar-verify does not compute "
@@ -260,8 +263,9 @@ class Grpo(_Objective):
     def facts(self):
         args, reduction = self.args, self.reductions[self.args.loss_type]
         constant = self.documents * args.world_size * args.max_completion_length if reduction == "constant" else self.divisor
-        return dict(objective="ppo", beta=None, kl_coef=args.beta, clip_low=args.epsilon, dual_clip=args.delta,
-                    clip_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+        return dict(objective="ppo", beta=None, kl_coef=args.beta, clip_low=args.epsilon, dual_clip=args.delta, clip_high=high,
+                    cispo=high if args.loss_type == "cispo" else None,
                     importance=args.importance_sampling_level, advantage=self.advantage(),
                     reduction="constant" if constant else reduction, reduction_constant=constant)
 

@@ -37,6 +37,25 @@ def step(name, shift_after_split, dtype):
 step("right", False, "float64")
 step("float16", False, "float16")
 step("shifted", True, "float32")
+# the same documents in other rows, which do not say where documents end: still the same step
+texts = [ids * 3 % 11 + i for i in range(4)]
+
+
+def rows(name, order, world):
+    for rank in range(world):
+        row = numpy.concatenate([texts[i][:7 + i] for i in order][rank::world])
+        dump = seqpar_dump.Dump(f"{folder}/{name}", rank, world)
+        dump.micro_batch(0, index=numpy.arange(len(row)), ids=row)
+        dump.step(gradients={"w": numpy.ones(3)})
+
+
+rows("packed", [0, 1, 2, 3], 2)
+rows("alone", [3, 0, 2, 1], 1)
+texts[:3] = [x + 20 for x in texts[:3]]
+rows("other", [3, 0, 2, 1], 1)
+for name in ("alone", "other"):
+    said = subprocess.run([oracle, "ver", f"{folder}/packed", "--want", f"{folder}/{name}"], capture_output=True, text=True)
+    print(f"{said.returncode} {re.sub('.*: of', 'of', said.stderr).replace(folder, '')[:80]}".strip())
 try:
     import torch
     x = torch.arange(6).reshape(2, 3).to(torch.bfloat16)

@@ -134,6 +134,7 @@ def without_margin(trainer):
     trainer.compute_loss = lambda model, inputs, **named: whole(model, {n: x for n, x in inputs.items() if n != "margin"}, **named)
 
 
+KTO_WEIGHTS = dict(desirable_weight=1.5, undesirable_weight=0.8)
 BEFORE = (without_margin, turned_over)  # the recorder is to be outside of these
 PAIR = "insufficient: places, labels, log-probs, gradients, norm, step right; "
 REWARDS = "insufficient: places, log-probs, rewards, gradients, norm, step right; "
@@ -153,6 +154,8 @@ CASES = {
     "dpo_sums": (dpo, dict(precompute_ref_log_probs=True), None, 4, "insufficient: places, labels, log-probs, norm, step right" + PART),
     "kto": (kto, {}, None, 4, PAIR, HIDDEN), "kto_half": (kto, {}, halved, 1, HALF),
     "kto_beta": (kto, {}, setting(beta=0.2), 1, "wrong: unknown"),
+    "kto_weights": (kto, KTO_WEIGHTS, None, 4, PAIR, HIDDEN),
+    "kto_no_weights": (kto, KTO_WEIGHTS, setting(desirable_weight=1.0, undesirable_weight=1.0), 1, "wrong: option_not_applied"),
     "kto_own": (kto, {}, own_kl, 1, "wrong: kl_of_one_replica"),
     "kto_swapped": (kto, {}, with_inputs(lambda _, x: dict(x, label=~x["label"])), 1, "wrong: desirable_swapped"),
     "rm": (rm, dict(margins=False), None, 4, REWARDS, HIDDEN), "rm_half": (rm, dict(margins=False), halved, 1, HALF),
@@ -166,6 +169,7 @@ CASES = {
     "grpo_std": (grpo, {}, setting(scale_rewards="none"), 1, "wrong: std_missing"),
     "grpo_loss": (grpo, {}, setting(loss_type="grpo"), 1, "wrong: mean_over_sequences"),
     "grpo_sequence": (grpo, dict(loss_type="grpo"), None, 4, "log-probs, rewards, gradients, norm, step right; ", HIDDEN),
+    "grpo_cispo": (grpo, dict(loss_type="cispo", epsilon_high=1.1), None, 0, POLICY),
     "grpo_bnpo": (grpo, dict(loss_type="bnpo"), None, 0, POLICY), "grpo_dr": (grpo, dict(loss_type="dr_grpo"), None, 0, POLICY),
     "grpo_several": (grpo, dict(steps_per_generation=4, max_steps=2), None, 0, GIVEN),
     "grpo_two": (grpo, dict(rewards=[length, length]), None, 0, GIVEN),
@@ -191,8 +195,8 @@ REFUSED = (
     (dpo, dict(ld_alpha=0.5), "DPOTrainer has ld_alpha=0.5, which seqpar-verify does not compute; give None or 1.0 for the recorded step"),
     (dpo, dict(label_smoothing=0.1), "DPOTrainer has label_smoothing=0.1"),
     (kto, dict(loss_type="apo_zero_unpaired"), "KTOTrainer has loss_type='apo_zero_unpaired'"),
-    (kto, dict(desirable_weight=1.5), "KTOTrainer has desirable_weight=1.5"),
-    (grpo, dict(loss_type="cispo"), "GRPOTrainer has loss_type='cispo'"),
+    (grpo, dict(loss_type="sapo"), "GRPOTrainer has loss_type='sapo'"),
+    (grpo, dict(loss_type="cispo", importance_sampling_level="sequence"), "has importance_sampling_level='sequence'"),
     (grpo, dict(use_bias_correction_kl=True), "GRPOTrainer has use_bias_correction_kl=True"),
     (grpo, dict(delta=1.1), "GRPOTrainer has delta=1.1, below 1 + epsilon_high = 1.2"),
     (object(), {}, "a object is no Trainer of transformers or TRL"),

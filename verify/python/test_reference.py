@@ -197,6 +197,8 @@ def test_pairs():
     desirable, kl = np.array([1, 0, 0, 1]), RANDOM.normal(size=4) + 1
     towards = np.where(desirable == 1, 1, -1) * (h - max(0, kl.mean()))
     near("kto", reference.kto(LABELS, logp, ref_logp, desirable, kl, PAIRS, beta=0.4), (1 - sigmoid(0.4 * towards)).mean())
+    near("kto_weights", reference.kto(LABELS, logp, ref_logp, desirable, kl, PAIRS, beta=0.4, desirable_weight=1.3, undesirable_weight=0.7),
+         (np.where(desirable == 1, 1.3, 0.7) * (1 - sigmoid(0.4 * towards))).mean())
 
 
 def test_ppo():
@@ -213,6 +215,7 @@ def test_ppo():
     near("ppo_entropy", reference.ppo(LABELS, logp, old, adv, entropy=entropy, entropy_coef=0.2), (losses(ratio) - 0.2 * entropy)[TRAINED].mean())
     dual = np.where(adv < 0, np.minimum(losses(ratio), 1.3 * -adv), losses(ratio))
     near("ppo_dual_clip", reference.ppo(LABELS, logp, old, adv, dual_clip=1.3), dual[TRAINED].mean())
+    near("ppo_cispo", reference.ppo(LABELS, logp, old, adv, cispo=1.1), (-np.minimum(ratio, 1.1) * adv * logp)[TRAINED].mean())
     mean = [(logp - old)[TRAINED & (DOCUMENT == d)].mean() if (TRAINED & (DOCUMENT == d)).any() else 0 for d in range(3)]
     near("ppo_of_sequences", reference.ppo(LABELS, logp, old, adv, cu_seqlens=CUTS, importance="sequence"),
          losses(np.exp(np.array(mean))[DOCUMENT])[TRAINED].mean())
@@ -260,6 +263,8 @@ def test_derivatives():
     slopes("rm_slope", lambda values, **o: reference.rm(values, PAIRS, center=0.1, **o), np.isin(np.arange(T) + 1, PAIRS), values=logp)
     desirable, kl = np.array([1, 0, 0, 1]), RANDOM.normal(size=4) + 1
     slopes("kto_slope", lambda logp, **o: reference.kto(LABELS, logp, ref, desirable, kl, PAIRS, beta=0.4, **o), logp=logp)
+    slopes("kto_slope_weights", lambda logp, **o: reference.kto(LABELS, logp, ref, desirable, kl, PAIRS, beta=0.4, desirable_weight=1.3,
+                                                                undesirable_weight=0.7, **o), logp=logp)
     slopes("value_slope", lambda values, **o: reference.value(LABELS, values, ref, **o), values=logp)
     _, found = reference.value([1, 1, 1], [0.5, 0.5, -0.5], [1.0, -1.0, -1.0], old_values=[0.0, 0.0, -0.45], clip_value=0.1, gradient=True)
     near("value_slope_clip", found["values"], [0, 1.5 / 3, 0.5 / 3])

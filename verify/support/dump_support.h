@@ -33,6 +33,7 @@ typedef struct scene {
     int32_t index[SP][TOKENS], member[TOKENS], local[TOKENS]; /* the same for every row */
     int64_t held[SP];
     const char *objective, *reduction, *advantage;
+    double desirable_weight, undesirable_weight; /* of KTO */
     double beta, kl_coef, clip_value,
         constant; /* divides the sum of losses in the reduction "constant" */
     double loss[RANKS];
@@ -206,6 +207,7 @@ static inline void begin(const char *objective, int64_t sp, int64_t dp, int64_t 
     s.micro = micro;
     s.world = sp * dp;
     s.beta = 0.3;
+    s.desirable_weight = s.undesirable_weight = 1;
     s.kl_coef = 0.15;
     s.constant = 700.5;
     s.dtype = s.loss_dtype = SEQPAR_SAFETENSORS_F64;
@@ -447,7 +449,8 @@ static inline double kto_mean(double factor, double reference, int way, int swap
         double h = factor * h_of(r, d, first, last, reference, &n);
         double x = s.beta * (h - z_of(dp, a, way));
         int desirable = (r->desirable[d] != 0) != swapped;
-        sum += 1 - 1 / (1 + exp(desirable ? -x : x));
+        sum += (desirable ? s.desirable_weight : s.undesirable_weight) *
+               (1 - 1 / (1 + exp(desirable ? -x : x)));
     }
     return sum / count;
 }

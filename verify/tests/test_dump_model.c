@@ -52,9 +52,10 @@ static struct {
     double loss[WORLD];
     int with_loss;
     double scale;
-    double terms[TERMS];   /* of the metadata: label_smoothing, z_loss, entropy_coef */
-    int left_out;          /* 1 + the term that the gradient lacks */
-    const char *loss_type; /* DPO: of the metadata, with label_smoothing */
+    double terms[TERMS];     /* of the metadata: label_smoothing, z_loss, entropy_coef */
+    int left_out;            /* 1 + the term that the gradient lacks */
+    const char *loss_type;   /* DPO: of the metadata, with label_smoothing */
+    double desirable_weight; /* of KTO; its other class has 1 */
     double smoothing, margin, center; /* margin: RM, of the first pair of each row */
 } how;
 
@@ -208,6 +209,7 @@ enum {
     KTO_NO_Z,
     KTO_Z_OVER_P,
     KTO_SWAPPED,
+    KTO_WEIGHED_ALIKE,
     KTO_FIRST_REFERENCE,
     KTO_OWN_KL,
     PPO_NO_CLIP,
@@ -284,7 +286,8 @@ static double kto_loss_of(int wrong, int64_t rank) {
                            : margin_of(r, d, -1, 1) / (wrong == KTO_AVERAGED ? SP : 1);
             int good = (rows[r].desirable[d] != 0) != (wrong == KTO_SWAPPED);
             double gain = h - kto_z_of(r, wrong, rank);
-            sum += 1 - 1 / (1 + exp(-0.3 * (good ? gain : -gain)));
+            double weight = wrong == KTO_WEIGHED_ALIKE ? 1 : good ? how.desirable_weight : 1;
+            sum += weight * (1 - 1 / (1 + exp(-0.3 * (good ? gain : -gain))));
         }
     return sum / (double)(row_count * DOCS);
 }
@@ -686,12 +689,13 @@ static void put_micro(int64_t rank, int64_t a) {
 
 static void write_dump(void) {
     double *scaled = slow_allocate(count, sizeof *scaled);
-    char terms[TERMS][24], center[24];
+    char terms[TERMS][24], center[24], weight[24];
     if (system("rm -rf " FOLDER)) exit(1);
     mkdir(FOLDER, 0777);
     if (how.dpo) how.terms[SMOOTHING] = how.smoothing;
     for (int i = 0; i < TERMS; i++) snprintf(terms[i], sizeof terms[i], "%g", how.terms[i]);
     snprintf(center, sizeof center, "%g", how.center);
+    snprintf(weight, sizeof weight, "%g", how.desirable_weight);
     for (int64_t i = 0; i < count; i++) scaled[i] = gradient[i] * how.scale;
     for (int64_t r = 0; r < row_count / micro_count * SP; r++) {
         char text[24], path[64];
@@ -708,7 +712,8 @@ static void write_dump(void) {
                                            {"entropy_coef", terms[ENTROPY]},
                                            {"loss_type", how.loss_type},
                                            {"simpo_gamma", "0.5"},
-                                           {"center", center}};
+                                           {"center", center},
+                                           {"desirable_weight", weight}};
         snprintf(text, sizeof text, "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
@@ -756,7 +761,7 @@ static void expect_case(const char *name, const char *text) {
 
 static void restart(void) {
     memset(&how, 0, sizeof how);
-    how.scale = 1;
+    how.scale = how.desirable_weight = 1;
     how.objective = "sft";
     how.loss_type = "sigmoid";
     seed_means(in_all, 1);
@@ -1017,6 +1022,24 @@ static void test_margins(void) {
     write_model("");
 }
 
+/* Factors of the losses of KTO's classes: right, left out, and with another mistake. */
+static void test_class_weights(void) {
+    static const struct {
+        int wrong;
+        const char *name, *text;
+    } cases[] = {{NOTHING_WRONG, NULL, "gradients right"},
+                 {KTO_WEIGHED_ALIKE, "option_not_applied", "weight of 1 give them"},
+                 {KTO_SWAPPED, "desirable_swapped", "log-probs right"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        restart();
+        how.objective = "kto";
+        how.desirable_weight = 1.7;
+        wrong_step(cases[i].wrong);
+        expect_case(cases[i].name, cases[i].text);
+        test_end("dump_model_class_weights_%d", cases[i].wrong);
+    }
+}
+
 /* Options that add a term to the loss: right; left out; with a mean of means. */
 static void test_terms(void) {
     static const struct {
@@ -1271,6 +1294,7 @@ int main(int argc, char **argv) {
     TEST(test_preferences());
     TEST(test_objectives());
     TEST(test_margins());
+    TEST(test_class_weights());
     TEST(test_terms());
     TEST(test_one_row());
     TEST(test_forward());

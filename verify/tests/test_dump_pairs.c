@@ -340,6 +340,29 @@ static void test_kto(void) {
     expect_named("log_probs_of_one_rank", "as rank 4 reports it");
 }
 
+static void test_kto_weights(void) {
+    make("kto", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    set_kl(4, -1.5);
+    s.desirable_weight = 1.7;
+    s.undesirable_weight = 0.6;
+    say("desirable_weight", s.desirable_weight);
+    say("undesirable_weight", s.undesirable_weight);
+    set_loss(right_loss());
+    expect(0, "right", "loss right");
+    expect_loss(kto_mean(1, 1, Z, 1, 0, 3), "desirable_swapped", "loss wrong");
+    expect_loss(kto_mean(1, 1, Z_NONE, 0, 0, 3), "kl_missing", "loss wrong");
+    s.desirable_weight = s.undesirable_weight = 1;
+    expect_loss(right_loss(), "option_not_applied",
+                "desirable_weight and undesirable_weight of 1 give it");
+    s.keys -= 2; /* without these words, a step that has weights is wrong */
+    s.desirable_weight = 1.7;
+    set_loss(right_loss());
+    expect(
+        1, "wrong: unknown",
+        "option that the dump does not say: desirable_weight, undesirable_weight of the metadata");
+    test_end("objectives_kto_weights");
+}
+
 static void test_kto_more(void) {
     make("kto", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     set_kl(4, -1.5);
@@ -405,6 +428,7 @@ int main(int argc, char **argv) {
     TEST(test_rm_loss());
     TEST(test_score_limits());
     TEST(test_kto());
+    TEST(test_kto_weights());
     TEST(test_kto_more());
     return test_summary();
 }

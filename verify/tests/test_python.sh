@@ -39,6 +39,8 @@ cat >$out/dump.want <<'END'
 0 right
 0 right
 1 wrong: shift_after_split
+0
+3 of the 28 excerpts of 4 tokens in /packed/rank0.safetensors, this dump has only
 BF16 [3, 2] True
 True True
 [3, 5] [3] [3] [3, 2, 4] [3, 2] [2, 3, 2, 4]

@@ -25,6 +25,8 @@
  *     loss_type ("sigmoid") DPO: sigmoid, robust, hinge, ipo (of sums over tokens, as in
  *                          OpenRLHF), ipo_mean (of means over tokens, as in TRL) or simpo, with
  *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
+ *     desirable_weight, undesirable_weight ("1") KTO: factors of the losses of desirable and
+ *                          undesirable documents
  *     center ("0")         RM: adds center (chosen score + rejected score)^2 to a pair's loss
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): PPO
  *     label_smoothing, z_loss ("0") SFT: a token's loss is (1 - label_smoothing) (-logp) +

@@ -32,6 +32,7 @@ typedef struct dump_facts {
     int64_t loss_type, importance;
     int64_t step; /* of the optimizer; 1: the first */
     double beta;
+    double desirable_weight, undesirable_weight; /* of KTO */
     double reduction_constant, label_smoothing, simpo_gamma, center;
     double gamma, gae_lambda, clip_value; /* of GAE and values */
     double clip_low, clip_high, kl_coef, advantage_eps, dual_clip, cispo; /* of PPO */
@@ -81,6 +82,8 @@ static const struct {
     {"beta", offsetof(dump_facts, beta), 1e-30, 1e6, 0.1},
     {"reduction_constant", offsetof(dump_facts, reduction_constant), 0, 1e15, 0},
     {"label_smoothing", offsetof(dump_facts, label_smoothing), 0, 0.499, 0},
+    {"desirable_weight", offsetof(dump_facts, desirable_weight), 0, 1e6, 1},
+    {"undesirable_weight", offsetof(dump_facts, undesirable_weight), 0, 1e6, 1},
     {"simpo_gamma", offsetof(dump_facts, simpo_gamma), 0, 1e6, 0.5},
     {"center", offsetof(dump_facts, center), 0, 1e6, 0},
     {"gamma", offsetof(dump_facts, gamma), 0, 1, 1},
@@ -107,6 +110,13 @@ enum {
     WORD_FACTS = sizeof word_facts / sizeof *word_facts,
     NUMBER_FACTS = sizeof number_facts / sizeof *number_facts
 };
+
+/* Whether the number of this key is what it is where the metadata does not have it. */
+static inline int dump_number_is_absent(const dump_facts *f, const char *key) {
+    int i = 0;
+    while (strcmp(number_facts[i].key, key)) i++;
+    return *(const double *)((const char *)f + number_facts[i].at) == number_facts[i].absent;
+}
 
 /* An integer of the metadata, or -1 with the error set. absent: see whole_facts. */
 static inline int64_t dump_whole(const seqpar_safetensors_file *file, const char *path,

@@ -17,7 +17,8 @@ typedef struct document_way {
     int h, z, swapped;
     int grouping, last; /* grouping: of the means; last: only the last micro-batch counts */
     int trained;        /* KTO: documents without a supervised token are left out */
-    int plain; /* DPO: without label_smoothing; RM: without margins; 2: RM without center */
+    int plain; /* without label_smoothing of DPO, weights of KTO's classes, RM's margins; 2:
+                  without center of RM */
 } document_way;
 
 /* Wrong ways to compute h from log-probs, for DPO and for KTO. */
@@ -64,6 +65,10 @@ static const document_way kto_ways[] = {
     {.name = "kl_averaged", .z = Z_AVERAGED, .grouping = BY_ALL},
     {.name = "kl_of_own_part", .h = H_OF_PARTS_WITH_Z, .z = Z_OF_PARTS, .grouping = BY_ALL},
     {.name = "desirable_swapped", .swapped = 1, .grouping = BY_ALL},
+    {.name = "option_not_applied",
+     .plain = 1,
+     .grouping = BY_ALL,
+     .how = "desirable_weight and undesirable_weight of 1 give them"},
     {.name = "mean_of_means", .grouping = BY_MICRO},
     {.name = "mean_of_means", .grouping = BY_REPLICA},
     {.name = "mean_of_means", .grouping = BY_REPLICA_MICRO},
@@ -250,8 +255,9 @@ static inline void seed_kto_document(document_seeds *b, int64_t i, int64_t membe
     const document *o = &b->documents.of[i];
     double z = b->way->z == Z_OF_PARTS ? b->z[member] : kto_z(&b->kto, o, b->way->z);
     double desirable = b->way->swapped ? 1 - o->desirable : o->desirable;
-    double loss = kto_loss(b->f->beta, desirable, document_h(b, i, member), z);
-    double slope = b->f->beta * loss * (1 - loss) * document_weight(b, i);
+    double miss = kto_sigmoid(b->f, desirable, document_h(b, i, member), z);
+    double weight = b->way->plain ? 1 : kto_weight(b->f, desirable);
+    double slope = b->f->beta * weight * miss * (1 - miss) * document_weight(b, i);
     seed_log_probs(b, i, member, desirable != 0 ? -slope : slope);
 }
 
@@ -397,6 +403,8 @@ static inline int document_way_applies(const document_seeds *b) {
     int64_t margins = 0;
     for (int64_t i = 0; i < b->documents.count; i++) margins += b->documents.of[i].margin != 0;
     if (w->plain == 2) return b->f->center > 0;
+    if (w->plain && b->f->objective == DUMP_KTO)
+        return kto_weight(b->f, 0) != 1 || kto_weight(b->f, 1) != 1;
     if (w->plain)
         return is_dpo ? b->f->label_smoothing > 0 && b->f->loss_type != DUMP_HINGE &&
                             b->f->loss_type != DUMP_IPO && b->f->loss_type != DUMP_IPO_MEAN

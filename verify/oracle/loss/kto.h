@@ -2,8 +2,8 @@
 /* kto.h - KTO's loss. A document has h = sum of logp - ref_logp over all ranks. A micro-batch
  * has z = max(0, mean of kl over its documents on all replicas).
  *
- *     desirable      1 - sigmoid(beta (h - z))
- *     undesirable    1 - sigmoid(beta (z - h))
+ *     desirable      desirable_weight (1 - sigmoid(beta (h - z)))
+ *     undesirable    undesirable_weight (1 - sigmoid(beta (z - h)))
  *     L = mean over the documents of the step */
 #ifndef ORACLE_KTO_H
 #define ORACLE_KTO_H
@@ -44,9 +44,18 @@ typedef struct kto_step {
     double slack;
 } kto_step;
 
-static inline double kto_loss(double beta, double desirable, double h, double z) {
-    double x = desirable != 0 ? beta * (h - z) : beta * (z - h);
-    return 1 / (1 + exp(x)); /* 1 - sigmoid(x) */
+static inline double kto_weight(const dump_facts *f, double desirable) {
+    return desirable != 0 ? f->desirable_weight : f->undesirable_weight;
+}
+
+/* 1 - sigmoid(..) of a document. */
+static inline double kto_sigmoid(const dump_facts *f, double desirable, double h, double z) {
+    double x = desirable != 0 ? f->beta * (h - z) : f->beta * (z - h);
+    return 1 / (1 + exp(x));
+}
+
+static inline double kto_loss(const dump_facts *f, double desirable, double h, double z) {
+    return kto_weight(f, desirable) * kto_sigmoid(f, desirable, h, z);
 }
 
 static inline double kl_of(const kl_mean *k) { return k->count > 0 ? k->sum / k->count : 0; }
@@ -150,7 +159,7 @@ static inline double kto_mean(const kto_step *k, int h, int z, int swapped, int 
         const document *o = &k->s->of[i];
         double desirable = swapped ? 1 - o->desirable : o->desirable;
         if (!o->tokens || (trained && !o->labels)) continue;
-        sum += kto_loss(k->f->beta, desirable, kto_h(k, i, h), kto_z(k, o, z));
+        sum += kto_loss(k->f, desirable, kto_h(k, i, h), kto_z(k, o, z));
     }
     return sum / (trained ? k->trained : k->count);
 }
@@ -161,25 +170,25 @@ static inline double kto_mean_alone(const kto_step *k, int64_t member) {
     for (int64_t i = 0; i < k->s->count; i++) {
         const document *o = &k->s->of[i];
         double h = part_margin(&k->s->part[i * k->f->sp + member]);
-        if (o->tokens) sum += kto_loss(k->f->beta, o->desirable, h, kto_z(k, o, Z_RIGHT));
+        if (o->tokens) sum += kto_loss(k->f, o->desirable, h, kto_z(k, o, Z_RIGHT));
     }
     return sum / k->count;
 }
 
 /* Adds the losses to means, and computes slack: the slope of sigmoid is 1/4 at most. */
 static inline void kto_add_rows(kto_step *k, step_means *means) {
-    double rounding = 0, kl = 0;
+    double rounding = 0, kl = 0, most = fmax(kto_weight(k->f, 0), kto_weight(k->f, 1));
     for (int64_t i = 0; i < k->s->count; i++) {
         const document *o = &k->s->of[i];
         document_part whole = document_whole(k->s, i);
         double loss;
         if (!o->tokens) continue;
-        loss = kto_loss(k->f->beta, o->desirable, part_margin(&whole), kto_z(k, o, Z_RIGHT));
+        loss = kto_loss(k->f, o->desirable, part_margin(&whole), kto_z(k, o, Z_RIGHT));
         means_add(means, k->f, -1, o->dp, o->micro, loss, 1);
         rounding += square(k->f->beta / 4) * (o->rounding + sum_rounding(&whole));
         kl += fabs(o->kl) * k->s->unit.kl;
     }
-    k->slack = 3 * sqrt(rounding) / k->count + k->f->beta / 4 * kl / k->count;
+    k->slack = most * (3 * sqrt(rounding) + k->f->beta / 4 * kl) / k->count;
 }
 
 /* ---- kl of one rank's tokens ---- */
@@ -189,7 +198,7 @@ static inline double kto_mean_at(const kto_step *k, double z) {
     double sum = 0;
     for (int64_t i = 0; i < k->s->count; i++)
         if (k->s->of[i].tokens)
-            sum += kto_loss(k->f->beta, k->s->of[i].desirable, kto_h(k, i, H_RIGHT), z);
+            sum += kto_loss(k->f, k->s->of[i].desirable, kto_h(k, i, H_RIGHT), z);
     return sum / k->count;
 }
 
@@ -242,6 +251,16 @@ static inline int kto_is_of_parts(const kto_step *k, const double *losses, const
 
 /* ---- losses of mistakes ---- */
 
+/* The loss where the classes' weights are not applied. */
+static inline void kto_add_plain(const kto_step *k, answers *a) {
+    dump_facts f = *k->f;
+    kto_step plain = *k;
+    f.desirable_weight = f.undesirable_weight = 1;
+    plain.f = &f;
+    answers_add(a, "option_not_applied", kto_mean(&plain, H_RIGHT, Z_RIGHT, 0, 0),
+                "desirable_weight and undesirable_weight of 1 give it");
+}
+
 static inline void kto_add_ways(const kto_step *k, answers *a) {
     double several = k->f->sp > 1 ? 1 : NAN, parts = 0;
     double replicas = k->f->world > k->f->sp ? 1 : NAN;
@@ -257,6 +276,7 @@ static inline void kto_add_ways(const kto_step *k, answers *a) {
         answers_add(a, z_names[z], only * kto_mean(k, H_RIGHT, z, 0, 0), NULL);
     }
     answers_add(a, "desirable_swapped", kto_mean(k, H_RIGHT, Z_RIGHT, 1, 0), NULL);
+    if (kto_weight(k->f, 0) != 1 || kto_weight(k->f, 1) != 1) kto_add_plain(k, a);
 }
 
 static inline const char *kto_vacuous(const kto_step *k, const answers *a, const law *l) {
@@ -278,7 +298,7 @@ static inline int kto_answers(kto_step *k, step_means *means, const step_documen
     memset(a, 0, sizeof *a);
     a->right = kto_mean(k, H_RIGHT, Z_RIGHT, 0, 0);
     a->size = fabs(a->right);
-    a->slack = k->slack + added_rounding(k->count, 1); /* a loss is at most 1 */
+    a->slack = k->slack + added_rounding(k->count, fmax(kto_weight(f, 0), kto_weight(f, 1)));
     a->low_precision = fmax(s->unit.logp, s->unit.kl) > NARROW;
     snprintf(a->what, sizeof a->what, "%.0f documents", k->count);
     answers_accept(a, k->trained < k->count ? kto_mean(k, H_RIGHT, Z_RIGHT, 0, 1) : NAN,

@@ -182,6 +182,33 @@ static inline int loss_is_of_all(const loss_parts *p, const dump_facts *f, const
     return 1;
 }
 
+/* Options of a loss, by objective; a tensor is an option, too. */
+static const struct {
+    const char *keys[5], *tensor;
+} loss_options[] = {
+    [DUMP_SFT] = {{"label_smoothing", "z_loss"}, "weights"},
+    [DUMP_DPO] = {{"label_smoothing"}, NULL},
+    [DUMP_RM] = {{"center"}, "margins"},
+    [DUMP_KTO] = {{"desirable_weight", "undesirable_weight"}, NULL},
+    [DUMP_PPO] = {{"entropy_coef", "dual_clip", "cispo", "kl_coef"}, "weights"},
+    [DUMP_VALUE] = {{"clip_value"}, NULL},
+};
+
+/* A right step with an option is wrong here if the dump does not say the option. */
+static inline void loss_say_options(const loss_parts *p, const dump_facts *f, verdict *v) {
+    const char *tensor = loss_options[f->objective].tensor;
+    char list[160] = "";
+    for (const char *const *key = loss_options[f->objective].keys; *key; key++)
+        if (dump_number_is_absent(f, *key))
+            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "",
+                     *key);
+    if (!tensor || p->tokens.has_weights) tensor = "";
+    if (*list || *tensor)
+        verdict_say(v, "or the loss has an option that the dump does not say: %s%s%s%s%s", list,
+                    *list ? " of the metadata" : "", *list && *tensor ? ", or " : "",
+                    *tensor ? "a tensor " : "", tensor);
+}
+
 /* unit: rounding of the number's own type */
 static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, double unit,
                               int64_t rank, verdict *v) {
@@ -199,5 +226,6 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
         kto_is_of_parts(&p->kto, &p->reported[rank / f->sp * f->sp], &l, v))
         verdict_name(v, mistake_named("kl_of_own_part"));
     answers_end(&p->answers, &l, v);
+    if (v->kind == VERDICT_WRONG && !v->count && isfinite(got)) loss_say_options(p, f, v);
 }
 #endif
