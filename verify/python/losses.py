@@ -171,13 +171,15 @@ def dpo(step, m):
 def _of_pairs(step, margin):
     if step.mistake == "pair_swapped":
         margin = -margin
-    return -F.logsigmoid(margin * (step.c.beta if step.c.objective == "dpo" else 1)).sum() / step.pairs
+    x, e = margin * (step.c.beta if step.c.objective == "dpo" else 1), step.c.label_smoothing
+    return -(F.logsigmoid(x) * (1 - e) + F.logsigmoid(-x) * e).sum() / step.pairs
 
 
 def rm(step, m):
     here = m.index == score_places(step, m)[:, None]  # (documents, tokens)
     m.scores = step.whole(torch.where(here, m.values, torch.zeros_like(m.values)).sum(1))
-    return _of_pairs(step, m.scores[0::2] - m.scores[1::2])
+    chosen, rejected = m.scores[0::2], m.scores[1::2]
+    return _of_pairs(step, chosen - rejected) + step.c.center * ((chosen + rejected) ** 2).sum() / step.pairs
 
 
 def score_places(step, m):
@@ -201,7 +203,8 @@ def kto(step, m):
     h = step.whole(m.by_document(m.logp - m.ref_logp))
     desirable = m.row.desirable.bool() != (step.mistake == "desirable_swapped")
     gain = torch.where(desirable, h - m.z, m.z - h)
-    return (1 - torch.sigmoid(step.c.beta * gain)).sum() / step.documents
+    weight = torch.where(desirable, step.c.desirable_weight, step.c.undesirable_weight)
+    return (weight * (1 - torch.sigmoid(step.c.beta * gain))).sum() / step.documents
 
 
 def set_z(step, micro_batches):

@@ -67,8 +67,11 @@ class Config:
     clip_low: float = 0.2
     clip_high: float = 0.2
     kl_coef: float = 0
-    label_smoothing: float = 0  # of sft, as z_loss
-    z_loss: float = 0
+    label_smoothing: float = 0  # of sft and dpo
+    z_loss: float = 0  # of sft
+    center: float = 0  # of rm
+    desirable_weight: float = 1  # of kto
+    undesirable_weight: float = 1
     entropy_coef: float = 0  # of ppo, as dual_clip and cispo; 0: there is none
     dual_clip: float = 0
     cispo: float = 0
@@ -272,7 +275,9 @@ def variants(mistake):
 
 # Options of right steps that few packages have.
 WORDS = {"sft": dict(label_smoothing=(0, 0.1), z_loss=(0, 1e-3), weights=(False, True)),
-         "ppo": dict(entropy_coef=(0, 0.01), dual_clip=(0, 1.1), cispo=(0, 0, 1.1), weights=(False, True))}
+         "ppo": dict(entropy_coef=(0, 0.01), dual_clip=(0, 1.1), cispo=(0, 0, 1.1), weights=(False, True)),
+         "dpo": dict(label_smoothing=(0, 0.1)), "rm": dict(center=(0, 0.1)),
+         "kto": dict(desirable_weight=(1, 1.4), undesirable_weight=(1, 0.7))}
 
 
 def random_config(seed, mistake="", variant=None, words=False, **fixed):
@@ -280,7 +285,8 @@ def random_config(seed, mistake="", variant=None, words=False, **fixed):
     draw = random.Random(f"config {seed} {mistake}")
     allowed = dict(CHOICES)
     if words:
-        allowed.update(WORDS[list(WORDS)[seed % 2]], objective=(list(WORDS)[seed % 2],))
+        objective = list(WORDS)[seed % len(WORDS)]
+        allowed.update(WORDS[objective], objective=(objective,))
     if mistake:
         variant = draw.choice(variants(mistake)) if variant is None else variant
         allowed.update(MISTAKES[mistake].values)
@@ -460,7 +466,9 @@ def write(c, ranks, folder, w, micro_batches, loss, local, took):
     beyond["dtype"] = str(c.torch_dtype).removeprefix("torch.")
     if c.objective in MEANS:
         beyond["reduction"] = c.reduction
-    beyond.update({name: getattr(c, name) or None for name in ("label_smoothing", "z_loss", "entropy_coef", "dual_clip", "cispo")})
+    beyond.update({name: getattr(c, name) or None for name in ("label_smoothing", "z_loss", "entropy_coef", "dual_clip", "cispo", "center")})
+    if c.objective == "kto":
+        beyond.update(desirable_weight=c.desirable_weight, undesirable_weight=c.undesirable_weight)
     if c.objective == "ppo":
         beyond.update({name: getattr(c, name) for name in ("clip_low", "clip_high", "kl_coef")})
         beyond.update(advantage=c.advantage or None, advantage_eps=c.advantage_eps if c.advantage == "group" else None)
@@ -497,7 +505,7 @@ def of_micro_batch(c, m):
     got.update(labels=m.labels, logp=m.logp)
     if c.weights:
         got["weights"] = losses.token_weights(m)
-    of = {"mean_logp": c.label_smoothing, "logits_lse": c.z_loss, "entropy": c.entropy_coef}
+    of = {"mean_logp": c.label_smoothing and c.objective == "sft", "logits_lse": c.z_loss, "entropy": c.entropy_coef}
     got.update({name: m.of_logits[name] for name, factor in of.items() if factor})
     if has_reference(c):
         got["ref_logp"] = m.ref_logp

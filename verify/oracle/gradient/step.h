@@ -80,6 +80,11 @@ static inline double way_distance(const step_check *c, int way) {
     return way_matches(c, way) && 4 * away < right ? sqrt(away) : INFINITY;
 }
 
+static inline void say_step_number(const dump_facts *f, int64_t t, verdict *v) {
+    verdict_say(v, "bias corrections of step %lld give it, where step is %lld", (long long)t,
+                (long long)f->step);
+}
+
 /* Names the matching ways that are at most four times as far away as the nearest: noise of many
    elements does not point towards another way. */
 static inline void name_ways(const step_check *c, verdict *v) {
@@ -87,8 +92,11 @@ static inline void name_ways(const step_check *c, verdict *v) {
     for (int i = 1; i < WAY_REPORTED; i++)
         if (way_distance(c, i) < least) least = way_distance(c, i);
     for (int i = 1; i < WAY_REPORTED; i++)
-        if (isfinite(least) && way_distance(c, i) <= 4 * least)
+        if (isfinite(least) && way_distance(c, i) <= 4 * least) {
             verdict_name(v, mistake_named(step_ways[i].name));
+            if (step_ways[i].later)
+                say_step_number(&c->n->d->facts, c->n->d->facts.step + step_ways[i].later, v);
+        }
     if (!v->count && isfinite(way_distance(c, WAY_REPORTED)))
         verdict_say(v, "with the norm that ranks report in the clip the step is right: see "
                        "what is wrong with that norm");
@@ -190,8 +198,7 @@ static inline void name_step_number(const step_check *c, const step_match *m, ve
     double away = m->updated - 2 * x * m->updated_right + x * x * m->update;
     if (f->optimizer != DUMP_ADAMW || !t || !number_gives(c, m, away)) return;
     verdict_name(v, mistake_named("another_step_number"));
-    verdict_say(v, "bias corrections of step %d give it, where step is %lld", t,
-                (long long)f->step);
+    say_step_number(f, t, v);
 }
 
 static inline void judge_step(const step_check *c, stage *s) {

@@ -17,6 +17,7 @@ typedef struct step_way {
     wrong_norm norm;
     int no_bias_correction, decay_coupled, decay_after, decay, eps_inside, by_micro_batches;
     int moments, first; /* first: t is 1 */
+    int later;          /* added to t */
 } step_way;
 
 static inline double norm_of_own(const step_norms *n, int64_t r) {
@@ -69,6 +70,8 @@ static const step_way step_ways[] = {
     {.name = "moments_not_scaled", .how = "gradient", .moments = MOMENTS_ADDED},
     {.name = "eps_inside_root", .eps_inside = 1},
     {.name = "steps_counted_by_micro_batches", .by_micro_batches = 1},
+    {.name = "another_step_number", .how = "one more", .later = 1},
+    {.name = "another_step_number", .how = "one less", .later = -1},
     {.name = NULL, .clip = CLIP_BY, .norm = norm_as_reported}};
 enum { STEP_WAYS = sizeof step_ways / sizeof *step_ways, WAY_REPORTED = STEP_WAYS - 1 };
 
@@ -93,6 +96,7 @@ static inline way_numbers way_begin(const dump_facts *f, const step_way *way, do
     double t = way->first ? 1 : (double)f->step;
     way_numbers w = {clip, 1, 1};
     if (way->by_micro_batches) t *= (double)f->accumulation;
+    t += way->later;
     if (way->no_bias_correction) return w;
     w.mean = 1 / (1 - pow(f->beta1, t));
     w.square = 1 / (1 - pow(f->beta2, t));

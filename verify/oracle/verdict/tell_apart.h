@@ -54,8 +54,9 @@ static const struct {
      "a norm above max_norm, and ranks whose own norms differ"},
     {" decay_coupled decay_after_step decay_missing decay_groups_swapped ",
      "a weight decay above 0, and lr so large that lr times it is above rounding"},
-    {" bias_correction_missing moments_lost moments_not_scaled eps_inside_root "
-     "steps_counted_by_micro_batches ",
+    {" bias_correction_missing steps_counted_by_micro_batches another_step_number ",
+     "one of the first steps, but not the very first"},
+    {" moments_lost moments_not_scaled eps_inside_root ",
      "a later step than the first, with its moments, and eps near the gradients' size"}};
 
 enum { APART = sizeof apart / sizeof *apart };
