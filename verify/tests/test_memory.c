@@ -731,6 +731,12 @@ static void test_vocab_places(void) {
         "%s", self->error->text);
     int64_t places = fold ? seqpar_vocab_node_count(&share, fold, &desc) : -1;
     test_expect(places >= 1 && places <= RUNS_LOG2, "%lld places", (long long)places);
+    for (int64_t most = -1; fold && most < 2; most++) /* a tile has a token or more */
+        test_expect(seqpar_token_node_count(&share, fold, most) ==
+                            seqpar_token_node_count(&share, fold, 1) &&
+                        seqpar_token_tile_rows(&share, most, 1) ==
+                            seqpar_token_tile_rows(&share, 1, 1),
+                    "tiles of %lld tokens are not those of 1", (long long)most);
     seqpar_share_free(&share);
     seqpar_optim_close(&ctx, &optim);
     seqpar_ctx_close(&ctx);

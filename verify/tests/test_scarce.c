@@ -145,6 +145,39 @@ static void test_models(void) {
     test_step("four bits", &t, &alone, 1);
 }
 
+/* Documents of many cells over parts and micro-batches, so that every list of packing grows. */
+static void test_pack(void) {
+    enum { COUNT = 61, LONGEST = 700 };
+    static int32_t ids[LONGEST];
+    seqpar_document documents[COUNT];
+    seqpar_pack_desc desc = {.pack_len = 801, .dp_size = 3, .micro_batches = 2};
+    seqpar_batch whole, batch;
+    seqpar_error error = {SEQPAR_OK};
+    int64_t made = blocks_made, before;
+    memset(documents, 0, sizeof documents);
+    for (int64_t i = 0; i < COUNT; i++) {
+        documents[i].ids = ids;
+        documents[i].unit = i;
+        documents[i].tokens = i % 7 ? 13 + 11 * i : 2;
+    }
+    test_expect(!seqpar_pack(&error, &whole, documents, COUNT, &desc), "%s", error.text);
+    made = blocks_made - made;
+    before = blocks_live;
+    for (int64_t n = 1; n <= made && !test_why[0]; n++) {
+        block_refused = blocks_made + n;
+        memset(&error, 0, sizeof error);
+        seqpar_status status = seqpar_pack(&error, &batch, documents, COUNT, &desc);
+        block_refused = 0;
+        test_expect(status == SEQPAR_ERR_MEMORY && blocks_live == before && !batch.rows,
+                    "allocation %lld of %lld refused: %s, %s, %lld rows, %lld blocks are left",
+                    (long long)n, (long long)made, seqpar_status_name(status), error.text,
+                    (long long)batch.rows, (long long)(blocks_live - before));
+    }
+    printf("#   %lld allocations\n", (long long)made);
+    seqpar_batch_free(&whole);
+    test_end("scarce pack");
+}
+
 /* On ranks, any of which may be the one. */
 static void test_ranks(void) {
     static const int64_t worlds[][4] = {{1, 2, 0, SEQPAR_SCHEDULE_RING},
@@ -206,6 +239,7 @@ static void test_collectives(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
+    TEST(test_pack());
     TEST(test_collectives());
     TEST(test_objectives());
     TEST(test_states());
