@@ -389,11 +389,12 @@ static seqpar_status device_moved(seqpar_device *device, int64_t moves, void *qu
    it before are done when the next kernel begins. */
 static char *scratch(cuda_device *self, int64_t bytes) {
     if (bytes > self->base.workspace_bytes) {
+        int64_t more = bytes + bytes / 4; /* a later call may need a little more */
         device_free(&self->base, self->base.workspace);
         self->base.workspace_bytes = 0;
-        self->base.workspace = device_alloc(&self->base, bytes + bytes / 4);
+        self->base.workspace = device_alloc(&self->base, more);
         if (!self->base.workspace) return NULL;
-        self->base.workspace_bytes = bytes + bytes / 4;
+        self->base.workspace_bytes = more;
     }
     if (capturing(self)) piece_at(self, self->base.workspace)->captured = true;
     return (char *)self->base.workspace;

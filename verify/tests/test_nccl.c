@@ -992,6 +992,34 @@ static void test_names(void) {
 
 /* ---- a split whose exchange fails on this rank alone ---- */
 
+/* A listener whose queue is full does not answer: a caller gives up when its time is over, and at
+   once if it was over before. */
+static void test_silent_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t bytes = sizeof address;
+    int waiting[8], count = 0, listener = socket(AF_INET, SOCK_STREAM, 0);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    test_expect(!bind(listener, (struct sockaddr *)&address, sizeof address) &&
+                    !listen(listener, 0) &&
+                    !getsockname(listener, (struct sockaddr *)&address, &bytes),
+                "no listener: %s", strerror(errno));
+    for (int is = 0; !is && count < (int)COUNT(waiting);) { /* until one is not answered */
+        waiting[count] = socket(AF_INET, SOCK_STREAM, 0);
+        is = seqpar_nccl__connect(waiting[count++], &address, clock_seconds() + 0.2);
+    }
+    for (int late = 0; late < 2; late++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        double begin = clock_seconds(), until = late ? begin - 100 : begin + 0.3;
+        test_expect(seqpar_nccl__connect(fd, &address, until) == -1 &&
+                        clock_seconds() - begin >= (late ? 0 : 0.3),
+                    "after %g s", clock_seconds() - begin);
+        close(fd);
+    }
+    while (count) close(waiting[--count]);
+    close(listener);
+    test_end("nccl_silent_port");
+}
+
 static seqpar_status no_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
                               seqpar_request *request) {
     (void)group, (void)queue, (void)request;
@@ -1086,6 +1114,7 @@ int main(int argc, char **argv) {
     TEST(test_adopt());
     TEST(test_environment());
     TEST(test_names());
+    TEST(test_silent_port());
     TEST(test_mismatches());
     TEST(test_split_fails());
     return test_summary();
