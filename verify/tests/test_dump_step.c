@@ -921,6 +921,27 @@ static void step_of(int64_t t) {
     how.t = s.step;
 }
 
+/* bf16 hides whether the update is 1.5 or 1.37 times the right one, but not from the mean over
+   all elements: step 2's update, and that of step 1 and of another learning rate. */
+static void test_numbers_in_bf16(void) {
+    make(4, 2, 0);
+    s.bf16 = 1;
+    s.step = how.t = 2;
+    s.lr = 0.03;
+    s.eps = 1e-8;
+    s.decay = 0;
+    for (int i = 0; i < TENSORS; i++)
+        for (int64_t at = 0; at < sizes[i]; at++)
+            for (int64_t r = 0; r < s.world; r++)
+                s.of[r][PARAM][i][at] = floor(s.of[r][PARAM][i][at] * 16) / 16;
+    finish();
+    expect(0, "right: ", "step right");
+    step_of(1);
+    expect_named("another_step_number", "bias corrections of step 1 give it, where step is 2");
+    each_element(step_longer);
+    expect_named("another_lr", "times the right step, as with lr 0.04");
+}
+
 static void test_other_numbers(int sharded) {
     for (s.sgd = 0; s.sgd < 2; s.sgd++) {
         int use_sgd = s.sgd;
@@ -978,5 +999,6 @@ int main(int argc, char **argv) {
     TEST(test_some_norms());
     TEST(test_other_numbers(0));
     TEST(test_other_numbers(1));
+    TEST(test_numbers_in_bf16());
     return test_summary();
 }

@@ -145,7 +145,7 @@ typedef struct step_match {
     /* D = made step - right update is the part that decay made: sums of D^2, D param, param^2.
        U = made step - right decay is the update: sums of U^2, U R, R^2, where R is the right
        update. */
-    double decayed, decayed_param, param, updated, updated_right, update;
+    double decayed, decayed_param, param, updated, updated_right, update, elements;
 } step_match;
 
 typedef struct step_check {
@@ -191,6 +191,7 @@ static inline void match_parts(const dump_facts *f, step_match *to, double p, do
     to->updated += (moved - decay) * (moved - decay);
     to->updated_right += (moved - decay) * update;
     to->update += update * update;
+    to->elements++;
 }
 
 static inline void match_element(const step_check *c, step_match *to, int64_t rank,
