@@ -1378,7 +1378,10 @@ enum harm {
     BAD_DV
 };
 
+static int own_calls; /* of the block kernel */
+
 static int own_forward(void *user, const seqpar_block *b, void *out, double *lse) {
+    own_calls++;
     enum harm harm = *(enum harm *)user;
     double *o = out;
     for (int64_t i = 0; i < b->queries * b->head_dim; i++) o[i] = 0;
@@ -1434,9 +1437,11 @@ static void check_own_kernel(void) {
             ACCEPTED(status, world->error);
     }
     harm = GOOD;
+    own_calls = 0;
     c.desc.dropout = 1e-300;
     REFUSED(attend(&c), world->error, SEQPAR_ERR_KERNEL,
             "an own block kernel has no dropout; set it to 0 (it is 1e-300)");
+    test_expect(!own_calls, "it is called %d times all the same", own_calls);
     close_rank();
     test_end("own_block_kernel");
 }
