@@ -52,6 +52,14 @@ held sft_count three sft '--val_size 3' $texts --seed 7
 held dpo first dpo '--val_size 0.2' $pairs
 held rm first rm '--val_size 0.2' $pairs --margin_loss
 held kto first kto '--val_size 0.2' --pretrain $out/model $texts --label_key label
+# what the screen says of an evaluation has the names and numbers of the metrics
+shown() {
+    local said logged
+    said=$(awk '/^step [0-9]+: evaluation loss /{ print "loss", $5 } /^           [a-z_]+ [-0-9.]+$/{ print $1, $2 }' $out/$1.log)
+    logged=$(grep '"eval_loss"' $out/$1.m.jsonl | tr -d '{},:"' | awk '{ for (i = 3; i < NF - 1; i += 2) printf "%s %.6f\n", substr($i, 6), $(i + 1) }')
+    if [ "$said" = "$logged" ] && [ "$(echo "$said" | wc -l)" = "$2" ]; then ok held_$1_shown; else fail held_$1_shown "$(diff <(echo "$said") <(echo "$logged") | head -n 4 | tr '\n' ' ')"; fi
+}
+shown dpo 10; shown rm 12; shown kto 10; shown sft 2
 # one that is not due any more stays as it is: the last of a shorter run, beside those of step 5, an epoch, and of the end
 short="--dataset $out/arith.jsonl $texts --val_size 3 --lr_scheduler constant --save_steps 2"
 run short sft $short --max_steps 4 && grep eval_loss $out/short.m.jsonl >$out/short.was && run short sft $short --max_steps 6 --load_checkpoint && [ "$(grep -c eval_loss $out/short.m.jsonl)" = 3 ] && [ "$(grep eval_loss $out/short.m.jsonl | head -n 1)" = "$(cat $out/short.was)" ] && ok again_kept || fail again_kept "$(grep -c eval_loss $out/short.m.jsonl) evaluations: $(tail -n 1 $out/short.log)"
