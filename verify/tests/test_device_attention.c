@@ -223,7 +223,8 @@ static seqpar_status call_attn_merge(seqpar_device *device, const bench *b) {
 /* In row n the sum, or the part, saw no key: its lse is -inf, and its result is not read. */
 static void see_nothing(bench *b, int n, int which) {
     b->field[which + 1].value[n] = -HUGE_VAL;
-    for (int i = n * MERGE_DIM; i < (n + 1) * MERGE_DIM; i++) b->field[which].value[i] = HUGE_VAL;
+    for (int i = n * MERGE_DIM; i < (n + 1) * MERGE_DIM; i++)
+        b->field[which].value[i] = HUGE_VAL;
 }
 
 static void check_attn_merge(void) {

@@ -153,6 +153,31 @@ static inline int64_t near_run(const dump_row *row, const double *x, int near, i
     return count;
 }
 
+/* How often a number is near logp of a token that it has nothing to do with. */
+static inline double near_chance(const dump_row *row, const double *x) {
+    static const int64_t apart[] = {3, 5, 7, 11, 13, 17, 19, 23};
+    double near = 1, all = 2;
+    for (int64_t t = 0; t < row_end(row); t++)
+        for (int i = 0; i < 16; i++) {
+            int64_t from = t + (i < 8 ? apart[i] : -apart[i - 8]);
+            if (from < 0 || from >= row_end(row)) continue;
+            if (!row_supervised(row, t) || !row_supervised(row, from)) continue;
+            near += fabs(x[t] - row->logp[from]) <= near_limit(row->logp[from]) / 2;
+            all++;
+        }
+    return near / all;
+}
+
+/* Whether so many numbers would be found by chance less than once in a million rows: each piece
+   has three ways to lie. */
+static inline int pieces_show(const dump_row *row, const double *x, int64_t found,
+                              int64_t count, int64_t pieces) {
+    double n = (double)count, k = (double)found;
+    double ways = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + (double)pieces * log(3);
+    return found >= RUN_SHOWS && 5 * found >= 4 * count &&
+           ways + k * log(near_chance(row, x)) < log(1e-6);
+}
+
 /* The end of the tokens from `first` on that come one behind the other in a rank order, too. */
 static inline int64_t near_run_end(const dump_row *row, const int64_t *order, int64_t first) {
     int64_t t = first + 1;
@@ -166,8 +191,8 @@ static inline int side_is_in_pieces(verdict *v, const dump_row *row, const char 
                                     const double *x) {
     for (int near = NEAR_ORDER; near < NEARS; near++) {
         const int64_t *order = near == NEAR_ORDER ? row->order : row->gathered;
-        int64_t count = 0, found = 0;
-        for (int64_t t = 0, end; t < row_end(row); t = end) {
+        int64_t count = 0, found = 0, pieces = 0;
+        for (int64_t t = 0, end; t < row_end(row); t = end, pieces++) {
             int64_t most = 0, at = 0;
             end = near_run_end(row, order, t);
             for (int64_t by = -1; by <= 1; by++) {
@@ -178,7 +203,7 @@ static inline int side_is_in_pieces(verdict *v, const dump_row *row, const char 
             count += at;
         }
 
-        if (found < RUN_SHOWS || 5 * found < 4 * count) continue;
+        if (!pieces_show(row, x, found, count, pieces)) continue;
         memset(v, 0, sizeof *v);
         v->kind = VERDICT_WRONG;
         verdict_name(v, mistake_named(nears[near].name));
