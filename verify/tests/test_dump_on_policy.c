@@ -242,8 +242,8 @@ static void test_pieces(int back, int64_t of, const char *headline, const char *
     for (int64_t i = 0; i < TOKENS; i++) {
         row *r = &s.of[dp][a];
         int64_t t = back ? order[i] : i, from = back ? i : order[i];
-        r->logp[t] = -3 - 2 * cos(t * t); /* far from each other, so few are enough */
-        r->old_logp[t] = -3 - 2 * cos(from * from) + 0.02 * test_normal();
+        r->logp[t] = -1 - 9 * fmod(t * 0.618034, 1); /* far from each other: few are enough */
+        r->old_logp[t] = -1 - 9 * fmod(from * 0.618034, 1) + 0.02 * test_normal();
         if (t * 19 % 31 > 12 || t >= of) r->labels[t] = NONE;
     }
     expect(1, headline, text);
