@@ -168,14 +168,14 @@ static inline double near_chance(const dump_row *row, const double *x) {
     return near / all;
 }
 
-/* Whether so many numbers would be found by chance less than once in a million rows: each piece
+/* Whether so many numbers would be found by chance less than once in 100,000 rows: each piece
    has three ways to lie. */
 static inline int pieces_show(const dump_row *row, const double *x, int64_t found,
                               int64_t count, int64_t pieces) {
     double n = (double)count, k = (double)found;
     double ways = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + (double)pieces * log(3);
     return found >= RUN_SHOWS && 5 * found >= 4 * count &&
-           ways + k * log(near_chance(row, x)) < log(1e-6);
+           ways + k * log(near_chance(row, x)) < log(1e-5);
 }
 
 /* The end of the tokens from `first` on that come one behind the other in a rank order, too. */
