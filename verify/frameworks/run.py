@@ -23,7 +23,8 @@ ADAPTERS = [
     "hf_trainer", "hf_ulysses", "trl_sft", "trl_grpo", "trl_pairs", "trl_reward", "ms_swift",
     "verl_loss", "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss",
     "xtuner_loss", "small_losses", "veomni_steps", "automodel_cp",
-    "automodel_window", "liger_chunked", "peft_ulysses", "torchtitan_loss"
+    "automodel_window", "liger_chunked", "peft_ulysses", "torchtitan_loss",
+    "source_cp"
 ]
 SECONDS = 900
 HEADS = ("framework", "version", "check", "verdict", "in plain torch", "finding")
