@@ -413,6 +413,13 @@ static const gallery_bug gallery_bugs[] = {
      .seen = {{STEP, "another_lr"}}},
     {"B123", "verl 5070, 7215", "Weight decay acted on norms and biases.",
      .how = "It is a choice: the stage of the step says what decays."},
+    {"B124", "prime-rl 3003",
+     "A linear attention carried its state on into the next document of a row, and its "
+     "convolution began anew at every cut between ranks.",
+     .seen = {{GRADIENTS, ""}}, .how = "With --want: models of --model have no such layers."},
+    {"B125", "miles 885",
+     "A linear attention took ranks' zigzag shares for pieces that follow one another.",
+     .seen = {{GRADIENTS, ""}}, .how = "With --want: models of --model have no such layers."},
     {"B88", "axolotl's end-to-end test, by reading",
      "It asserts that the loss is below 2.5, and is skipped.", .of_tests = 1},
     {"B89", "DeepSpeed's FPDT test, by reading",
