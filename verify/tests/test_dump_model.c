@@ -854,6 +854,10 @@ static void test_tied(void) {
     expect(1, "wrong: unknown places", "10 of 11 tensors");
     test_end("dump_model_untied_not");
     memcpy(parameters + head->offset, before, (size_t)elements * sizeof *before);
+    restart(); /* the head is another table, and both are in the dump */
+    expect(1, "wrong: tables_untied places",
+           "the dump has grad.lm_head.weight: a head of its own");
+    test_end("dump_model_untied_head");
     how.without = NULL;
     write_model("");
     free(before);

@@ -244,6 +244,22 @@ static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
     return 0;
 }
 
+/* Names a head that the dump has beside an embedding that is the head in the model. */
+static inline void name_own_head(const truth *t, verdict *v) {
+    static const char *const kinds[] = {"grad.", "param.", "local."};
+    for (int i = 0; i < 3 && !v->count && has_tied_table(&t->exact); i++) {
+        tensor_name name;
+        if (!seqpar_safetensors_find(t->d->ranks[0].file,
+                                     tensor_of(&name, kinds[i], tied_head)))
+            continue;
+        verdict_name(v, mistake_named("tables_untied"));
+        verdict_say(v,
+                    "the model's head is its embedding, and the dump has %s: a head of "
+                    "its own",
+                    name.text);
+    }
+}
+
 static inline double **copy_logp(const reference *f) {
     double **copy = (double **)calloc((size_t)f->count + 1, sizeof *copy);
     for (int64_t i = 0; copy && i < f->count; i++) {
@@ -297,6 +313,7 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     status = name_logp_ways(t, v, right);
     bar_end();
     if (status) return -1;
+    name_own_head(t, v);
     if (!v->count && distance <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
     doubt_float32(t, distance, t->logp_noise, angles, v);
     return 0;
