@@ -99,6 +99,14 @@ END
 says oracle_count_shares_averaged 1 "wrong: shares_averaged" law --got 0.421875 $parts --all_tokens 99
 says oracle_count_several 1 "wrong: one of shares_averaged, all_tokens_counted" law --got 0.421875 $parts --all_tokens 64
 says oracle_count_own_or_share 1 "wrong: one of own_mean_alone, share_alone" law --got 1 $parts --all_tokens 99
+scale() { # NAME GOT SENTENCE
+    if $oracle law --want 1 --got "$2" --sp 3 --dp 5 | tr -s ' \n' ' ' | grep -qE "$3"; then ok oracle_law_scale_$1; else fail oracle_law_scale_$1 "no word of a loss scale"; fi
+}
+scale left 65536 'it is 2\^16: a loss scale, as of fp16, that was not divided out gives it'
+scale twice -0.0009765625 'it is 2\^-10: a loss scale, as of fp16, that was divided out twice gives it'
+scale least 64.06 'it is 2\^6: a loss'
+scale none 32 '32 a factor that changes'
+scale not_quite 64.1 '64.1 a factor that changes'
 says oracle_count_right 0 right law --got 1.6875 $parts
 says oracle_count_marginal 0 marginal law --got 1.0007 --sums 1.0005,2.9979 --counts 1,3
 says oracle_count_unknown 1 "wrong: unknown" law --got 1.9 $parts

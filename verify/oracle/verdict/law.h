@@ -104,10 +104,19 @@ static inline void law_name_pairs(const law *l, verdict *v) {
     for (int i = 0; i < 2 && pairs == 1; i++) verdict_name(v, of[i]);
 }
 
+/* Scalers of fp16 multiply the loss by a power of two, and gradients are divided by it. */
+static inline void law_say_scale(verdict *v, const law *l, double ratio) {
+    double power = round(log2(fabs(ratio)));
+    if (!(fabs(power) >= 6) || !(fabs(fabs(ratio) / exp2(power) - 1) <= l->tolerance)) return;
+    verdict_say(v, "it is 2^%.0f: a loss scale, as of fp16, that was %s gives it", power,
+                power > 0 ? "not divided out" : "divided out twice");
+}
+
 /* The norm of one rank's shard has no exact factor: it is about 1 / sqrt(P) of the whole. */
 static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
     double shard = 1 / sqrt((double)l->sp);
     verdict_say(v, "no product of powers of sp, dp and accumulation is %.6g", ratio);
+    law_say_scale(v, l, ratio);
     if (l->reads & LAW_NORM && l->sp > 1 && fabs(ratio - shard) < 0.1 * shard)
         verdict_say(v,
                     "1 / sqrt(sp) is %.4g: the norm of a part of the gradient, or of a rank's "
