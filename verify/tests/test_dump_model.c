@@ -863,6 +863,29 @@ static void test_tied(void) {
     free(before);
 }
 
+/* transformers does not train the embedding of pad_token_id, other trainers do. */
+static void test_pad(void) {
+    const slow_tensor *first = &table[0];
+    int64_t pad = rows[0].ids[3];
+    char more[48];
+    snprintf(more, sizeof more, ", \"pad_token_id\": %lld", (long long)pad);
+    for (int trained = 0; trained < 2; trained++) {
+        restart();
+        write_model(more);
+        for (int64_t i = 0; i < first->cols && !trained; i++)
+            gradient[first->offset + pad * first->cols + i] = 0;
+        expect(0, "right: places",
+               trained ? "gradients right" : "add nothing to the embedding's gradient");
+        test_end("dump_model_pad_%d", trained);
+    }
+    restart();
+    write_model("");
+    for (int64_t i = 0; i < first->cols; i++)
+        gradient[first->offset + pad * first->cols + i] = 0;
+    expect(1, "wrong: unknown places", "the wanted ones");
+    test_end("dump_model_pad_none");
+}
+
 static void pairs_alone(void) {
     how.dpo = 1;
     how.objective = "dpo";
@@ -1294,6 +1317,7 @@ int main(int argc, char **argv) {
     TEST(test_right());
     TEST(test_gradients());
     TEST(test_tied());
+    TEST(test_pad());
     TEST(test_pairs());
     TEST(test_preferences());
     TEST(test_objectives());

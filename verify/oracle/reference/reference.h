@@ -304,7 +304,7 @@ static inline void pass_seeds_free(reference *f, pass_seeds *s) {
 static inline int reference_pass(reference *f, const seqpar_row *row, int64_t i,
                                  const double *seeds) {
     seqpar_attn_kernel kernel = {reference_forward, reference_gradients, f};
-    seqpar_llama_batch_desc run = {.kernel = &kernel};
+    seqpar_llama_batch_desc run = {.kernel = &kernel, .untaught = f->untaught};
     seqpar_llama_batch b;
     pass_seeds own = {.logp = {.data = NULL}};
     int status = seqpar_llama_open_batch(&f->ctx, &f->model, &b, row, 1, &run);

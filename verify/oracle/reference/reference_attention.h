@@ -100,6 +100,7 @@ typedef struct reference {
     reference_tape *tapes; /* (count), or NULL: no copies are made */
     int64_t calls;         /* of attention in this pass */
     char head[80];         /* of RM: the head's name without .weight */
+    int64_t untaught;      /* as in seqpar_llama_batch_desc */
 } reference;
 
 static inline int reference_no_memory(reference *f) {

@@ -33,6 +33,7 @@ static inline int untied_open(reference *to, const reference *f) {
         reference_config(to, &config))
         return -1;
     to->weights = f->weights;
+    to->untaught = f->untaught;
     return untied_weights(to, f);
 }
 

@@ -627,6 +627,12 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
             status = judge_wrong_gradient(t, s, &c, right, seeds, factor);
         doubt_float32(t, distance, t->gradient_noise, angles, &s->v);
         verdict_say(&s->v, "%s", t->second);
+        if (t->exact.untaught)
+            verdict_say(
+                &s->v,
+                "tokens of pad_token_id, %lld, add nothing to the embedding's gradient, "
+                "as in transformers",
+                (long long)t->exact.untaught - 1);
         verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",
                     t->gradient_limit, t->unit);
     }
@@ -755,6 +761,38 @@ static inline void truth_lacks(stage *s, const char *what) {
     if (!s->judged && !*s->lacks) snprintf(s->lacks, sizeof s->lacks, "%s", what);
 }
 
+/* Is `id` a token of a row? */
+static inline int rows_have_id(const reference *f, int64_t id) {
+    for (int64_t i = 0; i < f->count; i++)
+        for (int64_t k = 0; k < row_end(&f->rows[i]); k++)
+            if (f->rows[i].ids[k] == id) return 1;
+    return 0;
+}
+
+/* transformers does not train the embedding of pad_token_id, other trainers do: `right` becomes
+   the one of both that is nearer to the dump. 0, or -1 with d->error. */
+static inline int truth_pad(truth *t, double *right, const seed_set *seeds) {
+    int64_t untaught = t->adapter ? 0 : demo_untaught(t->folder, t->exact.model.config.vocab);
+    gradient_check c = {.d = t->d};
+    double trained;
+    int status;
+    if (!untaught || !rows_have_id(&t->exact, untaught - 1)) return 0;
+    status = compare_gradients(t, t->got, right, &c);
+    trained = distance_from(&c.all, 1);
+    t->exact.untaught = untaught;
+    if (!status) status = seed_set_make(seeds, SEEDS_RIGHT) ? 0 : -1;
+    if (!status) status = reference_gradient(&t->exact, &right_way, seeds->of);
+    if (!status) status = compare_gradients(t, t->got, t->exact.gradient, &c);
+    if (!status && distance_from(&c.all, 1) < trained) {
+        memcpy(right, t->exact.gradient, (size_t)t->exact.model.elements * sizeof *right);
+        t->rounded.untaught = t->turned.untaught = untaught;
+    } else {
+        t->exact.untaught = 0;
+    }
+    free(c.each);
+    return status;
+}
+
 /* Log-probs come first: their verdict decides which log-probs the gradient's seeds are made of.
    t->more takes logp over. */
 static inline int truth_judge(truth *t, stage *stages, double tolerance) {
@@ -774,6 +812,7 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     if (!status) status = truth_logp(t, &stages[LOG_PROBS], logp);
     if (!status) status = truth_limits_of_all(t, logp, right, &seeds);
     if (!status) status = truth_loss(t, &stages[LOSS], logp, &seeds);
+    if (!status) status = truth_pad(t, right, &seeds);
     if (!status) status = judge_truth_gradient(t, &stages[GRADIENTS], right, &seeds);
     if (status > 0)
         truth_lacks(&stages[GRADIENTS], "what the objective's loss is made of, beside --model");
