@@ -91,7 +91,10 @@ static option options[] = {
      "all tokens of the step, supervised or not", 0},
     {"law", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that is taken for rounding (0.001)", 0},
-    {"ver", "DUMP", "", OPTION_NAME, &folder, "a folder with one file per rank", 0},
+    {"ver", "DUMP", "", OPTION_NAME, &folder,
+     "a folder with one file per rank, as Python's seqpar_trainer, seqpar_record and "
+     "seqpar_dump write it",
+     0},
     {"ver", "want", "DUMP", OPTION_TEXT, &wanted,
      "a dump of the same step on one rank, to judge gradients", 0},
     {"ver", "model", "FOLDER", OPTION_TEXT, &model,

@@ -105,7 +105,7 @@ static const struct {
     const char *name, *text;
 } manual_files[] =
     {{"DUMP/*.safetensors", "what the ranks of a training step wrote down, a file a rank; "
-                            "verify/oracle/dump/dump.h says what is in it"},
+                            "help(seqpar_dump) of Python says what is in it"},
      {"OUT/got, OUT/want, OUT/model",
       "what gen makes: the step on ranks, the right step on one rank, the model as a Llama "
       "folder"}},

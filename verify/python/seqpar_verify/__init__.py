@@ -6,6 +6,14 @@
     seqpar_verify.expect_right("dump", model="dump/model", require=["gradients", "norm"])
     seqpar_verify.ver("dump")["mistakes"]                           # what --json says
 
+The dump is written by one of these modules, which come with this one; help() of each says how:
+
+    seqpar_trainer      a step of transformers' Trainer or of TRL's trainers
+    seqpar_record       a step of a plain torch loop; one module's or function's attention
+    seqpar_dump         by hand, from numpy or torch arrays
+
+seqpar_reference computes right values for a test of your own: positions, splits, attention, losses, AdamW.
+
 What is right without a word of its gradients is a warning, GradientsNotJudged; with strict=True or require="gradients" it is no pass.
 """
 import json
