@@ -270,9 +270,10 @@ static void print_headline(const verdict *v, const summary *said) {
         verdict_headline(stdout, v);
 }
 
-static int is_named(const verdict *v, const mistake *m) {
-    for (int i = 0; i < v->count; i++)
-        if (v->named[i] == m) return 1;
+/* Whether one of the stage's names, of which each explains it, is in the headline. */
+static int headline_explains(const verdict *stage, const verdict *v) {
+    for (int i = 0; i < v->count && !stage->all; i++)
+        if (verdict_names(stage, v->named[i])) return 1;
     return 0;
 }
 
@@ -281,9 +282,10 @@ static void print_also(const stage *stages, const verdict *v) {
     char text[400] = "";
     for (int i = 0; v->kind == VERDICT_WRONG && i < STAGES; i++) {
         const verdict *other = &stages[i].v;
-        for (int k = 0; stages[i].judged && other->kind == VERDICT_WRONG && k < other->count;
-             k++)
-            if (!is_named(v, other->named[k]))
+        if (!stages[i].judged || other->kind != VERDICT_WRONG || headline_explains(other, v))
+            continue;
+        for (int k = 0; k < other->count; k++)
+            if (!verdict_names(v, other->named[k]))
                 snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s (%s)",
                          *text ? ", " : "", other->named[k]->name, stage_names[i].name);
     }

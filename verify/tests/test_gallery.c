@@ -10,6 +10,7 @@
 #define STB_DS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "oracle/verdict/gallery.h"
+#include "oracle/verdict/summary.h"
 #include "oracle/synthetic/synthetic.h"
 #include "support/oracle_says.h"
 
@@ -81,6 +82,38 @@ static void test_threads(void) {
                     number);
     }
     test_end("gallery_threads");
+}
+
+/* ---- names of several stages ---- */
+
+static void stage_names_two(stage *s, const char *one, const char *other) {
+    verdict *v = stage_begin(s, VERDICT_WRONG);
+    verdict_name(v, mistake_named(one));
+    if (other) verdict_name(v, mistake_named(other));
+}
+
+/* The loss may be of two mistakes: the headline has the one that is the gradients', too. */
+static void test_common_names(void) {
+    static stage stages[STAGES];
+    static const struct {
+        const char *gradients[2];
+        int all, count;
+    } cases[] = {{{"mean_of_means", "own_mean_alone"}, 0, 1},
+                 {{"mean_of_means", NULL}, 0, 1},
+                 {{"own_mean_alone", NULL}, 0, 2},
+                 {{"sequence_counts_local", "mean_of_means"}, 0, 2},
+                 {{"mean_of_means", "own_mean_alone"}, 1, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memset(stages, 0, sizeof stages);
+        stage_names_two(&stages[LOSS], "sequence_counts_local", "mean_of_means");
+        stage_names_two(&stages[GRADIENTS], cases[i].gradients[0], cases[i].gradients[1]);
+        stages[GRADIENTS].v.all = cases[i].all;
+        verdict v = whole_verdict(stages, 0, 0);
+        test_expect(v.count == cases[i].count &&
+                        verdict_names(&v, mistake_named("mean_of_means")),
+                    "%d names", v.count);
+        test_end("gallery_common_names_%zu", i);
+    }
 }
 
 /* ---- what the oracle says ---- */
@@ -406,6 +439,7 @@ int main(int argc, char **argv) {
     TEST(test_ids());
     TEST(test_entries());
     TEST(test_threads());
+    TEST(test_common_names());
     TEST(test_right("sft"));
     TEST(test_right("dpo"));
     TEST(test_planted());

@@ -60,12 +60,34 @@ static inline int count_left_open(const stage *stages) {
     return count;
 }
 
+static inline int verdict_names(const verdict *v, const mistake *m) {
+    int i = 0;
+    while (i < v->count && v->named[i] != m) i++;
+    return i < v->count;
+}
+
+/* Of several names, each of which explains its stage, those that explain the other wrong stages
+   with names as well are kept. */
+static inline void keep_common_names(verdict *v, const stage *stages) {
+    for (int i = 0; i < STAGES && v->count > 1 && !v->all; i++) {
+        const verdict *other = &stages[i].v;
+        int common = 0;
+        if (!stages[i].judged || other->kind != VERDICT_WRONG || other->all) continue;
+        for (int k = 0; k < v->count; k++) common += verdict_names(other, v->named[k]);
+        for (int k = v->count - 1; common && k >= 0; k--)
+            if (!verdict_names(other, v->named[k]))
+                memmove(&v->named[k], &v->named[k + 1],
+                        (size_t)(--v->count - k) * sizeof *v->named);
+    }
+}
+
 /* To pass, every judged stage must be right, and one besides places and positions be judged.
    all: and no known mistake may give the same numbers. */
 static inline verdict whole_verdict(const stage *stages, int required, int all) {
     const stage *worst = named_by_model(stages, worst_stage(stages));
     verdict v = {.kind = VERDICT_INSUFFICIENT};
     if (worst) v = worst->v;
+    if (v.kind == VERDICT_WRONG) keep_common_names(&v, stages);
     if (v.kind == VERDICT_RIGHT && !judges_more_than_places(stages))
         v.kind = VERDICT_INSUFFICIENT;
     for (int i = 0; i < STAGES; i++)
