@@ -165,7 +165,7 @@ CASES = {
     "rm_center": (rm, dict(margins=False, center_rewards_coefficient=0.1), None, 4, "log-probs, rewards, norm, step right; ", HIDDEN, PART),
     "grpo": (grpo, {}, None, 0, POLICY), "grpo_half": (grpo, {}, halved, 1, HALF),
     "grpo_beta": (grpo, {}, setting(beta=0.1), 1, "wrong: unknown"),
-    "grpo_own": (grpo, {}, with_inputs(own_count), 1, "wrong: one of mean_of_means, local_count"),
+    "grpo_own": (grpo, {}, with_inputs(own_count), 1, "wrong: mean_of_means"),
     "grpo_std": (grpo, {}, setting(scale_rewards="none"), 1, "wrong: std_missing"),
     "grpo_loss": (grpo, {}, setting(loss_type="grpo"), 1, "wrong: mean_over_sequences"),
     "grpo_sequence": (grpo, dict(loss_type="grpo"), None, 4, "log-probs, rewards, gradients, norm, step right; ", HIDDEN),
