@@ -202,7 +202,6 @@ static inline int side_is_in_pieces(verdict *v, const dump_row *row, const char 
             found += most;
             count += at;
         }
-
         if (!pieces_show(row, x, found, count, pieces)) continue;
         memset(v, 0, sizeof *v);
         v->kind = VERDICT_WRONG;

@@ -776,11 +776,12 @@ static inline int truth_pad(truth *t, double *right, const seed_set *seeds) {
     gradient_check c = {.d = t->d};
     double trained;
     int status;
-    if (!untaught || !rows_have_id(&t->exact, untaught - 1)) return 0;
+    if (!untaught || !rows_have_id(&t->exact, untaught - 1) ||
+        !seed_set_make(seeds, SEEDS_RIGHT))
+        return 0;
     status = compare_gradients(t, t->got, right, &c);
     trained = distance_from(&c.all, 1);
     t->exact.untaught = untaught;
-    if (!status) status = seed_set_make(seeds, SEEDS_RIGHT) ? 0 : -1;
     if (!status) status = reference_gradient(&t->exact, &right_way, seeds->of);
     if (!status) status = compare_gradients(t, t->got, t->exact.gradient, &c);
     if (!status && distance_from(&c.all, 1) < trained) {
