@@ -112,8 +112,8 @@ version=$(sed -nE 's/^#define SEQPAR_VERSION +"(.*)"/\1/p' seqpar.h)
 parts=$(sed -nE 's/^#define SEQPAR_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)/\2/p' seqpar.h | paste -sd.)
 first=$(for h in seqpar*.h verify/seqpar_check.h; do sed -nE "1s/^\/\* ${h##*/} - v([0-9.]+) - .*/\1/p" $h; done | sort -u)
 [ -n "$version" ] && [ "$parts" = "$version" ] && [ "$first" = "$version" ] && [ "$(sed -nE 's/^## ([^ ]*).*/\1/p' CHANGES.md | head -n 1)" = "$version" ] && ok "one_version ($version)" || fail one_version "seqpar.h has $version and $parts, the first lines $first, CHANGES.md $(sed -n 's/^## //p' CHANGES.md | head -n 1)"
-unknown=$(awk -F'|' '/^## /{n++} n == 1 { print (NF > 3 ? $3 : $0) }' CHANGES.md | sed -E 's#`[^`]*/[^`]*`##g' | grep -oE '\b(seqpar|SEQPAR)_[a-zA-Z0-9_]+' | sort -u | grep -v '_$' | while read -r name; do grep -qwF -- "$name" seqpar*.h seqpar_cuda.cu || echo "$name"; done)
-[ -z "$unknown" ] && ok changes_names || fail changes_names "CHANGES.md names what is in no header: $unknown"
+unknown=$(awk -F'|' '/^## /{n++} n == 1 { print (NF > 3 ? $3 : $0) }' CHANGES.md | sed -E 's#`[^`]*/[^`]*`##g' | grep -oE '\b(seqpar|SEQPAR)_[a-zA-Z0-9_]+' | sort -u | grep -v '_$' | while read -r name; do grep -qwF -- "$name" seqpar*.h seqpar_cuda.cu || [ -d "verify/python/$name" ] || [ -e "verify/python/$name.py" ] || echo "$name"; done)
+[ -z "$unknown" ] && ok changes_names || fail changes_names "CHANGES.md names what is in no header and no Python module: $unknown"
 unknown=$(grep -oE -- '--[a-z][a-z0-9_]+' CHANGES.md | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || echo "$o"; done)
 [ -z "$unknown" ] && ok changes_options || fail changes_options "not in --help: $unknown"
 
