@@ -79,7 +79,8 @@ def ppo(step, m):
         loss = loss - step.c.entropy_coef * m.of_logits["entropy"]
     if step.c.kl_coef and step.mistake != "kl_missing":
         apart = m.ref_logp - m.logp
-        loss = loss + step.c.kl_coef * (-apart if step.mistake == "kl_estimator" else torch.exp(apart) - apart - 1)
+        kl = -apart if step.mistake == "kl_estimator" else torch.exp(apart) - apart - 1
+        loss = loss + step.c.kl_coef * (kl * torch.exp(m.logp - m.old_logp) if step.c.kl_ratio else kl)
     return mean_of_tokens(step, m, loss)
 
 

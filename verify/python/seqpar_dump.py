@@ -54,9 +54,10 @@ OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count", "weights", "mean_logp", "logit
                 "rm": ("values", "scores", "margins"), "kto": ("desirable", "kl"),
                 "ppo": ("old_logp", "advantages", "rewards", "groups", "values", "returns",
                         "token_rewards", "weights", "entropy"),
-                "value": ("values", "returns", "old_values")}
+                "value": ("values", "returns", "old_values"), "other": ()}
+OF_OBJECTIVE["grpo"] = OF_OBJECTIVE["ppo"]
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "part_out", "part_lse")
-KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "dual_clip", "cispo", "z_loss",
+KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "kl_ratio", "dual_clip", "cispo", "z_loss",
             "entropy_coef", "importance", "advantage", "advantage_eps", "gamma", "gae_lambda", "clip_value",
             "loss_type", "label_smoothing", "simpo_gamma", "center", "desirable_weight", "undesirable_weight",
             "softmax_scale", "window", "softcap", "dtype")
@@ -131,7 +132,9 @@ class Dump:
                         the largest such number, each row a micro-batch, and empty arrays on a rank that holds
                         nothing of it
     accumulation        micro-batches of the step, on this rank; the same number on every rank
-    objective           sft, dpo, rm, kto, ppo, or value for PPO's critic
+    objective           sft, dpo, rm, kto, ppo, or value for PPO's critic. grpo is ppo, with advantage group and reduction
+                        sequence unless others are given. other: a loss that is none of these, and is not judged;
+                        all else is
     beta                DPO and KTO
     reduction           SFT, PPO and value, how losses of tokens are averaged: token, sequence, constant (over
                         reduction_constant), micro, replica
@@ -140,6 +143,7 @@ class Dump:
     center              RM: adds center (chosen score + rejected score)^2 to a pair's loss
     label_smoothing, z_loss                 SFT
     clip_low, clip_high, dual_clip, cispo, kl_coef, entropy_coef   PPO
+    kl_ratio            PPO: token where the KL term is multiplied by the token's ratio; none
     importance          PPO: token, or sequence where all tokens of a document have one ratio (GSPO)
     advantage           PPO: given, group, group_mean, rloo, or gae with gamma and gae_lambda; advantage_eps
     clip_value          value
@@ -239,7 +243,7 @@ class Dump:
                                   total elements from offset on; also param.NAME, after.NAME, m.NAME and v.NAME
 
         keywords: optimizer ("adamw" or "sgd"), lr, beta1, beta2, eps, weight_decay, max_norm (of the clip; absent: no
-        clip) and step (1: the optimizer's first)
+        clip) and step (1: the optimizer's first). lr and weight_decay may be dicts of numbers by parameter
         """
         for name, x in (("loss", loss), ("norm", norm)):
             if x is not None:
@@ -249,7 +253,7 @@ class Dump:
             self.tensors.update({f"{kind}.{n}": _entry(x) for n, x in (arrays or {}).items() if x is not None})
         for name, (offset, total) in (part or {}).items():
             self._part(name, offset, total)
-        self._keywords(keywords, STEP)
+        self._keywords({name: self._by_parameter(name, x) if isinstance(x, dict) else x for name, x in keywords.items()}, STEP)
         _write(self.path, self.tensors, self.metadata)
 
     def _add(self, number, arrays, names):
@@ -268,6 +272,19 @@ class Dump:
         if not 0 <= offset <= offset + size <= total:
             raise ValueError(f"part of {name}: {size} elements from {offset} on are none of {total}")
         self.metadata["part." + name] = f"{offset} {total}"
+
+    def _by_parameter(self, key, numbers):
+        """Writes the numbers of parameters that have another one than most; returns that of most."""
+        if key not in ("lr", "weight_decay") or not numbers:
+            raise ValueError(f"{key} is a dict of {len(numbers)} numbers by parameter; lr and weight_decay may be, of one or more")
+        missing = sorted({n[6:] for n in self.tensors if n.startswith("param.")} - set(numbers))
+        unknown = sorted(n for n in numbers if f"param.{n}" not in self.tensors)
+        if missing or unknown:
+            raise ValueError(f"{key} by parameter: {', '.join((missing or unknown)[:3])} "
+                             + ("has none; give every parameter of param= one" if missing else "is not in param="))
+        most = max(sorted(set(numbers.values())), key=list(numbers.values()).count)
+        self.metadata.update({f"{key}.{n}": _text(x) for n, x in numbers.items() if x != most})
+        return most
 
     def _keywords(self, given, known):
         for name, x in given.items():

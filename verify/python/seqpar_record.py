@@ -175,25 +175,32 @@ class Update:
         self.end()
 
     def settings_of_kind(self):
-        """Empty where seqpar-verify does not compute this optimizer, or parameters have different settings."""
-        group, kind = self.optimizer.param_groups[0], type(self.optimizer).__name__
-        named = {name: group[name] for name in ("lr", "weight_decay") if name in group}
-        same = all(g.get(name) == x for g in self.optimizer.param_groups for name, x in group.items() if name != "params")
+        """Empty where seqpar-verify does not compute this optimizer, or parameters differ in more than lr and weight_decay."""
+        groups, kind = self.optimizer.param_groups, type(self.optimizer).__name__
+        group, own = groups[0], ("params", "lr", "initial_lr", "weight_decay")
+        named = {name: self.by_parameter(name) for name in ("lr", "weight_decay") if name in group}
+        same = all(g.get(name) == x for g in groups for name, x in group.items() if name not in own)
         if not same or group.get("maximize") or group.get("amsgrad"):
             return {}
-        if kind == "SGD" and not group["momentum"] and not group["weight_decay"]:
+        if kind == "SGD" and not group["momentum"] and not any(g["weight_decay"] for g in groups):
             return dict(named, optimizer="sgd")
-        if kind == "AdamW" or (kind == "Adam" and not group["weight_decay"]):
+        if kind == "AdamW" or (kind == "Adam" and not any(g["weight_decay"] for g in groups)):
             return dict(named, optimizer="adamw", beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"])
         return {}
+
+    def by_parameter(self, name):
+        """The number of all groups, or a dict by parameter where they differ."""
+        numbers = {id(p): group[name] for group in self.optimizer.param_groups for p in group["params"]}
+        of = self.named(lambda p: numbers.get(id(p)))
+        return of if len({x for x in of.values() if x is not None}) > 1 else self.optimizer.param_groups[0][name]
 
     def written(self):
         """Arguments of seqpar_dump.Dump.step."""
         return {**self.arrays, **self.settings} if self.settings else {}
 
     def lacks(self):
-        return (f"the update of {type(self.optimizer).__name__} is not written: seqpar-verify computes AdamW and plain SGD, with the same "
-                "settings for all parameters")
+        return (f"the update of {type(self.optimizer).__name__} is not written: seqpar-verify computes AdamW and plain SGD, in whose "
+                "groups lr and weight_decay alone differ")
 
 
 class _Step:

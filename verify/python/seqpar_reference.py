@@ -298,15 +298,15 @@ def kto(labels, logp, ref_logp, desirable, kl, cu_seqlens, *, replicas=1, gradie
 
 def ppo(labels, logp, old_logp, advantages, *, ref_logp=None, weights=None, entropy=None, cu_seqlens=None, replicas=1,
         gradient=False, reduction=None, reduction_constant=None, clip_low=None, clip_high=None, kl_coef=None, dual_clip=None,
-        cispo=None, entropy_coef=None, importance=None):
+        cispo=None, entropy_coef=None, importance=None, kl_ratio=None):
     """The loss of a step of the policy, clipped to 1 - clip_low .. 1 + clip_high (0.2). All arrays: (tokens). kl_coef needs ref_logp,
-    entropy_coef needs entropy. cispo: the largest ratio, in place of the clip. importance: token, or sequence (GSPO), which needs
-    cu_seqlens as reduction="sequence" does."""
+    entropy_coef needs entropy. cispo: the largest ratio, in place of the clip. kl_ratio: token, the KL term is multiplied by the
+    token's ratio. importance: token, or sequence (GSPO), which needs cu_seqlens as reduction="sequence" does."""
     rows = _rows("labels", cu_seqlens=cu_seqlens, labels=labels, logp=logp, old_logp=old_logp, advantages=advantages, ref_logp=ref_logp,
                  weights=weights, entropy=entropy)
     return _loss("ppo", rows, logp, replicas, gradient, reduction=reduction, reduction_constant=reduction_constant, clip_low=clip_low,
                  clip_high=clip_high, kl_coef=kl_coef, dual_clip=dual_clip, cispo=cispo, entropy_coef=entropy_coef,
-                 importance=importance)
+                 importance=importance, kl_ratio=kl_ratio)
 
 
 def value(labels, values, returns, *, old_values=None, cu_seqlens=None, replicas=1, gradient=False, reduction=None, reduction_constant=None,

@@ -233,8 +233,8 @@ class Grpo(_Objective):
                              f"{', '.join(self.reductions)} for the recorded step")
         refuse_unless(args, "GRPOTrainer", top_entropy_quantile=(1.0,), off_policy_mask_threshold=(None,), entropy_coef=(0.0,),
                       use_adaptive_entropy=(False,))
-        if args.beta:
-            refuse_unless(args, "GRPOTrainer", use_bias_correction_kl=(False,))
+        if self.kl_ratio():
+            refuse_unless(args, "GRPOTrainer with beta and use_bias_correction_kl", importance_sampling_level=("token",))
         if self.is_weighted():  # its KL term is not weighted
             refuse_unless(args, "GRPOTrainer with vllm_importance_sampling_correction", beta=(0.0,))
         if args.loss_type == "cispo":
@@ -243,6 +243,9 @@ class Grpo(_Objective):
         if args.delta is not None and args.delta < high:
             raise ValueError(f"GRPOTrainer has delta={args.delta}, below 1 + epsilon_high = {high}: seqpar-verify does not compute "
                              f"that; give {high} or more")
+
+    def kl_ratio(self):
+        return "token" if self.args.beta and getattr(self.args, "use_bias_correction_kl", False) else None
 
     def is_weighted(self):
         return bool(getattr(self.args, "use_vllm", False) and getattr(self.args, "vllm_importance_sampling_correction", False))
@@ -265,7 +268,7 @@ class Grpo(_Objective):
         constant = self.documents * args.world_size * args.max_completion_length if reduction == "constant" else self.divisor
         high = args.epsilon if args.epsilon_high is None else args.epsilon_high
         return dict(objective="ppo", beta=None, kl_coef=args.beta, clip_low=args.epsilon, dual_clip=args.delta, clip_high=high,
-                    cispo=high if args.loss_type == "cispo" else None,
+                    cispo=high if args.loss_type == "cispo" else None, kl_ratio=self.kl_ratio(),
                     importance=args.importance_sampling_level, advantage=self.advantage(),
                     reduction="constant" if constant else reduction, reduction_constant=constant)
 

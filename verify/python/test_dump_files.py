@@ -147,8 +147,8 @@ def test_begin():
     for rank, world, sp in ((-1, 2, 1), (2, 2, 1), (3, 2, 1), (0, 0, 1), (0, 3, 2), (0, 2, 4), (0, 2, 0), (0, 2, -1)):
         check(f"dump_refuses_{rank}_of_{world}_sp_{sp}", said_by(lambda: seqpar_dump.Dump(folder / "none", rank, world, sp=sp)),
               f"rank {rank} of {world}, sp {sp}: rank is 0 to world - 1, and sp divides world")
-    check("dump_refuses_objective", said_by(lambda: seqpar_dump.Dump(folder / "none", 0, 1, objective="grpo")),
-          "objective is grpo; give one of sft, dpo, rm, kto, ppo, value")
+    check("dump_refuses_objective", said_by(lambda: seqpar_dump.Dump(folder / "none", 0, 1, objective="orpo")),
+          "objective is orpo; give one of sft, dpo, rm, kto, ppo, value, other, grpo")
     check("dump_refuses_keyword", said_by(lambda: seqpar_dump.Dump(folder / "none", 0, 1, clip=1)),
           f"what is clip? the keywords here are {', '.join(seqpar_dump.KEYWORDS)}")
     check("dump_refused_leaves_nothing", (folder / "none").exists(), False)
@@ -191,6 +191,18 @@ def test_step():
           {"objective": "sft", "beta": "0.1", "part.m.w": "0 2", "part.grad.w": "3 9", "lr": "0.5"})
     said = said_by(lambda: dump.step(momentum=1))
     check("dump_step_refused", said, f"what is momentum? the keywords here are {', '.join(seqpar_dump.STEP)}")
+    param = {name: numpy.ones(2) for name in ("a", "b", "c")}
+    dump = seqpar_dump.Dump(folder / "own", 0, 1)
+    dump.step(param=param, lr={"a": 0.5, "b": 0.25, "c": 0.5}, weight_decay={"a": 0, "b": 0, "c": 0}, optimizer="sgd")
+    metadata = read(folder / "own" / "rank0.safetensors")[0]
+    check("dump_step_by_parameter", {k: v for k, v in metadata.items() if k.startswith(("lr", "weight_decay"))},
+          {"lr": "0.5", "lr.b": "0.25", "weight_decay": "0"})
+    for keywords, wanted in (
+            (dict(eps={"a": 1}), "eps is a dict of 1 numbers by parameter; lr and weight_decay may be, of one or more"),
+            (dict(lr={}), "lr is a dict of 0 numbers by parameter; lr and weight_decay may be, of one or more"),
+            (dict(lr={"a": 1, "c": 2}), "lr by parameter: b has none; give every parameter of param= one"),
+            (dict(lr={"a": 1, "b": 1, "c": 2, "d": 1}), "lr by parameter: d is not in param=")):
+        check(f"dump_step_{'_'.join(keywords)}_refused", said_by(lambda: seqpar_dump.Dump(folder / "none", 0, 1).step(param=param, **keywords)), wanted)
     for name in ("loss", "norm"):
         for at, value in enumerate((0, Torch(numpy.float32(-2), "torch.float32"))):
             dump = seqpar_dump.Dump(folder / name, 0, 1)

@@ -57,12 +57,13 @@ class OneLess(TrainerCallback):
             self.trainer.seqpar_recorder.rows.pop()
 
 
-def step(folder, net, half=False, less=False, **keywords):
-    """A step, written to folder/dump; what was printed."""
+def step(folder, net, half=False, less=False, groups=False, **keywords):
+    """A step, written to folder/dump; what was printed. groups: the Trainer's own AdamW, which spares norms its decay."""
     args = TrainingArguments(f"{folder}/out", per_device_train_batch_size=1, gradient_accumulation_steps=2, use_cpu=True,
                              max_steps=2 if keywords.get("step") else 1, report_to=[], logging_steps=1, save_strategy="no",
-                             train_sampling_strategy="sequential", disable_tqdm=True)
-    trainer = Trainer(net, args, train_dataset=list(rows()), optimizers=(torch.optim.SGD(net.parameters(), lr=0.1), None))
+                             train_sampling_strategy="sequential", disable_tqdm=True, weight_decay=0.1 if groups else 0, learning_rate=0.02)
+    optimizer = None if groups else torch.optim.SGD(net.parameters(), lr=0.1)
+    trainer = Trainer(net, args, train_dataset=list(rows()), optimizers=(optimizer, None))
     if half:
         backward = trainer.accelerator.backward
         trainer.accelerator.backward = lambda loss, **named: backward(loss / 2, **named)
@@ -79,7 +80,7 @@ def steps(rank, out):
     return {"half": step(f"{out}/half", llama(), half=True), "right": step(f"{out}/right", llama()),
             "wide": step(f"{out}/wide", llama(torch.float64)), "other": step(f"{out}/other", gpt2()),
             "without": step(f"{out}/without", llama(), model=False), "less": step(f"{out}/less", llama(), less=True),
-            "later": step(f"{out}/later", llama(), step=2), "never": step(f"{out}/never", llama(), step=3)}
+            "groups": step(f"{out}/groups", llama(), groups=True), "later": step(f"{out}/later", llama(), step=2), "never": step(f"{out}/never", llama(), step=3)}
 
 
 def refused(out):
@@ -121,10 +122,10 @@ def main(oracle, out):
     check("one_rank_speaks", (0, "".join(others.values()) or "nothing"), 0, "nothing")
     half, wide, other = (f"{out}/{name}/dump" for name in ("half", "wide", "other"))
     check("says_how", (0, printed["half"]), 0, f"seqpar-verify ver {half} --model {half}/model --strict")
-    check("half_unjudged", ver(oracle, half), 0, f"right: places, labels, loss, norm, step (5 of 12 stages); gradients were NOT judged: give --model {half}/model")
+    check("half_unjudged", ver(oracle, half), 0, f"right: places, labels, loss, norm, step (5 of 12 stages); gradients of parameters were NOT judged: give --model {half}/model")
     check("half_strict", ver(oracle, half, "--strict"), 4, "insufficient: ", "gradients not judged: it takes --model")
     check("half_judged", ver(oracle, half, "--model", f"{half}/model"), 1, "wrong: one of over_dp, over_accumulation")
-    for name in "right", "wide":
+    for name in "right", "wide", "groups":
         dump = f"{out}/{name}/dump"
         check(f"{name}_judged", ver(oracle, dump, "--model", f"{dump}/model", "--strict"), 0, "right: ", ", loss, gradients, norm, step (")
     with open(f"{wide}/rank1.safetensors", "rb") as file:

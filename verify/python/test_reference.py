@@ -212,6 +212,8 @@ def test_ppo():
     near("ppo_clip", reference.ppo(LABELS, logp, old, adv, clip_low=0.1, clip_high=0.6), losses(ratio, 0.1, 0.6)[TRAINED].mean())
     kl = np.exp(ref - logp) - (ref - logp) - 1
     near("ppo_kl", reference.ppo(LABELS, logp, old, adv, ref_logp=ref, kl_coef=0.3), (losses(ratio) + 0.3 * kl)[TRAINED].mean())
+    near("ppo_kl_ratio", reference.ppo(LABELS, logp, old, adv, ref_logp=ref, kl_coef=0.3, kl_ratio="token"),
+         (losses(ratio) + 0.3 * ratio * kl)[TRAINED].mean())
     near("ppo_entropy", reference.ppo(LABELS, logp, old, adv, entropy=entropy, entropy_coef=0.2), (losses(ratio) - 0.2 * entropy)[TRAINED].mean())
     dual = np.where(adv < 0, np.minimum(losses(ratio), 1.3 * -adv), losses(ratio))
     near("ppo_dual_clip", reference.ppo(LABELS, logp, old, adv, dual_clip=1.3), dual[TRAINED].mean())

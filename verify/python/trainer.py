@@ -75,6 +75,7 @@ class Config:
     entropy_coef: float = 0  # of ppo, as dual_clip and cispo; 0: there is none
     dual_clip: float = 0
     cispo: float = 0
+    kl_ratio: str = ""  # token: the KL term is multiplied by the ratio
     weights: bool = False  # of tokens, sft and ppo
     advantage: str = "group"
     advantage_eps: float = 1e-4
@@ -275,7 +276,8 @@ def variants(mistake):
 
 # Options of right steps that few packages have.
 WORDS = {"sft": dict(label_smoothing=(0, 0.1), z_loss=(0, 1e-3), weights=(False, True)),
-         "ppo": dict(entropy_coef=(0, 0.01), dual_clip=(0, 1.1), cispo=(0, 0, 1.1), weights=(False, True)),
+         "ppo": dict(entropy_coef=(0, 0.01), dual_clip=(0, 1.1), cispo=(0, 0, 1.1), kl_ratio=("", "token"),
+                     weights=(False, True)),
          "dpo": dict(label_smoothing=(0, 0.1)), "rm": dict(center=(0, 0.1)),
          "kto": dict(desirable_weight=(1, 1.4), undesirable_weight=(1, 0.7))}
 
@@ -466,7 +468,7 @@ def write(c, ranks, folder, w, micro_batches, loss, local, took):
     beyond["dtype"] = str(c.torch_dtype).removeprefix("torch.")
     if c.objective in MEANS:
         beyond["reduction"] = c.reduction
-    beyond.update({name: getattr(c, name) or None for name in ("label_smoothing", "z_loss", "entropy_coef", "dual_clip", "cispo", "center")})
+    beyond.update({name: getattr(c, name) or None for name in ("label_smoothing", "z_loss", "entropy_coef", "dual_clip", "cispo", "kl_ratio", "center")})
     if c.objective == "kto":
         beyond.update(desirable_weight=c.desirable_weight, undesirable_weight=c.undesirable_weight)
     if c.objective == "ppo":

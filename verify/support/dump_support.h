@@ -43,6 +43,8 @@ typedef struct scene {
     int with_margins, with_values, with_token_rewards; /* tensors that not every scene has */
     int with_weights;
     double dual_clip, cispo; /* 0: none */
+    int kl_ratio;            /* the KL term is multiplied by the ratio */
+    int grpo;                /* the metadata call objective ppo so, and leave out the rest */
     double smoothing, z_loss, entropy_coef;
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor not written; one split by source */
@@ -290,6 +292,7 @@ static inline double token_loss_alone(const row *r, int64_t t, int way) {
     if (way == K2) k3 = (logp - ref) * (logp - ref) / 2;
     if (way == K3_TURNED) k3 = exp(logp - ref) - (logp - ref) - 1;
     if (way == K3_CUT && k3 > 10) k3 = 10;
+    if (s.kl_ratio) k3 *= exp(logp - old);
     return one + s.kl_coef * k3;
 }
 

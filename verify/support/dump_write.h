@@ -164,24 +164,25 @@ static inline void write_rank(int64_t rank) {
                                                 {"world", text[1]},
                                                 {"sp", text[2]},
                                                 {"accumulation", text[3]},
-                                                {"objective", s.objective},
-                                                {"reduction", s.reduction},
+                                                {"objective", s.grpo ? "grpo" : s.objective},
                                                 {"beta", text[4]},
                                                 {"kl_coef", text[5]},
                                                 {"clip_low", "0.2"},
                                                 {"clip_high", "0.3"},
-                                                {"advantage", s.advantage},
-                                                {"reduction_constant", text[6]}};
+                                                {"reduction_constant", text[6]},
+                                                {"reduction", s.reduction},
+                                                {"advantage", s.advantage}};
+    int64_t count = s.grpo ? 11 : 13; /* grpo implies the last two */
     page p = {.count = 0};
     for (int i = 0; i < 4; i++) snprintf(text[i], sizeof text[i], "%lld", (long long)whole[i]);
     snprintf(text[4], sizeof text[4], "%.17g", s.beta);
     snprintf(text[5], sizeof text[5], "%.17g", s.kl_coef);
     snprintf(text[6], sizeof text[6], "%.17g", s.constant);
     for (int i = 0; i < s.keys; i++)
-        pairs[13 + i] = (seqpar_safetensors_pair){s.key[i], s.value[i]};
+        pairs[count + i] = (seqpar_safetensors_pair){s.key[i], s.value[i]};
     for (int64_t a = 0; a < s.micro; a++) add_row(&p, rank, a);
     add(&p, -1, "loss", as_dtype(&s.loss[rank], 1, s.loss_dtype), s.loss_dtype, 0);
-    save(&p, rank, pairs, 13 + s.keys);
+    save(&p, rank, pairs, count + s.keys);
     free_data(&p);
 }
 

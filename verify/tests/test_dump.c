@@ -896,8 +896,9 @@ static void test_files(void) {
     s.odd = NULL;
     s.dpo = 2;
     write_scene(&s);
-    expect_refused("objective",
-                   "metadata objective is 'orpo'; write sft, dpo, rm, kto, ppo or value");
+    expect_refused(
+        "objective",
+        "metadata objective is 'orpo'; write sft, dpo, rm, kto, ppo, value, other or grpo");
     s.dpo = 0;
     cu_seqlens[1] = 55; /* and then 18 */
     write_scene(&s);

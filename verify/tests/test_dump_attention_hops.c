@@ -100,6 +100,25 @@ static void test_averages(void) {
     expect_named("outputs_averaged", "backward", "outputs_averaged gives this out, dq, dk, dv");
 }
 
+/* What is merged and the next hop, each with the weight of the other; lse is right. */
+static void test_weights_swapped(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 4);
+    inputs_narrow();
+    hops();
+    both(right_rule());
+    for (int64_t n = 0; n < size_of(LSE); n++) {
+        double sum = 0, *out = s.x[OUT] + n * s.out_dim;
+        for (int64_t k = 0; k < s.sp; k++) {
+            double own = exp(hop_lse[k][n]);
+            const double *part = hop_out[k] + n * s.out_dim;
+            for (int64_t i = 0; i < s.out_dim && own > 0; i++)
+                out[i] = sum > 0 ? (own * out[i] + sum * part[i]) / (own + sum) : part[i];
+            sum += own;
+        }
+    }
+    expect_named("merge_weights_swapped", "", "merge_weights_swapped gives this out");
+}
+
 static void test_lse(void) {
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
     right_step();
@@ -337,6 +356,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_lost());
     TEST(test_averages());
+    TEST(test_weights_swapped());
     TEST(test_lse());
     TEST(test_overflow());
     TEST(test_deltas());

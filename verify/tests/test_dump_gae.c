@@ -4,7 +4,24 @@
 #define FOLDER "build/test_dump_gae.d"
 #include "support/dump_support.h"
 
-enum { WHOLE, PASSED_OVER, OWN, RESTARTED, RESTARTED_ALL, NO_VALUE, ACROSS, EVERY, LAST };
+enum {
+    WHOLE,
+    PASSED_OVER,
+    OWN,
+    RESTARTED,
+    RESTARTED_ALL,
+    NO_VALUE,
+    ACROSS,
+    EVERY,
+    LAST,
+    AT_END,
+    LOST,
+    MASKED_VALUES,
+    MASKED_INSIDE,
+    MASKED_REWARDS,
+    MASKED_BOTH,
+    MASKED_RESTART
+};
 static const double gamma_ = 0.97, lambda = 0.9;
 
 typedef struct chain {
@@ -34,7 +51,9 @@ static int64_t last_trained(const row *r, int64_t d, int64_t m) {
 
 static double reward_at(const row *r, int64_t t, int way) {
     int64_t d = document_of(r, t), highest = 0;
-    if (!is_trained(r, t)) return 0;
+    int masked = way == MASKED_REWARDS || way == MASKED_BOTH || way == AT_END;
+    if (!is_trained(r, t) && !masked) return 0;
+    if (way == AT_END || way == LOST) return t == last_of(d) ? r->rewards[d] : 0;
     if (s.with_token_rewards) return r->token_rewards[t];
     for (int64_t i = cu_seqlens[d]; i <= last_of(d); i++)
         if (is_trained(r, i) && s.member[i] > highest) highest = s.member[i];
@@ -46,6 +65,13 @@ static double reward_at(const row *r, int64_t t, int way) {
                : 0;
 }
 
+static double value_at(const row *r, int64_t t, int way) {
+    int64_t last = last_trained(r, document_of(r, t), -1);
+    int masked = way == MASKED_VALUES || way == MASKED_BOTH ||
+                 (way == MASKED_INSIDE && t < last);
+    return masked || is_trained(r, t) ? r->values[t] : 0;
+}
+
 /* The sum over later tokens of delta, each times gamma lambda once more than the one before. */
 static double gae(const row *r, int64_t t, int way) {
     chain c = chain_of(r, document_of(r, t), t, way);
@@ -53,11 +79,11 @@ static double gae(const row *r, int64_t t, int way) {
     for (int64_t k = 0; k < c.count; k++) {
         int64_t at = c.of[k], next = k + 1 < c.count ? c.of[k + 1] : -1;
         int cut = next >= 0 && s.member[next] != s.member[at];
-        double value = next >= 0 && is_trained(r, next) ? r->values[next] : 0;
+        double value = next >= 0 ? value_at(r, next, way) : 0;
         if (cut && (way == NO_VALUE || way == RESTARTED_ALL)) value = 0;
-        sum += factor * (reward_at(r, at, way) + gamma_ * value -
-                         (is_trained(r, at) ? r->values[at] : 0));
+        sum += factor * (reward_at(r, at, way) + gamma_ * value - value_at(r, at, way));
         if (cut && (way == RESTARTED || way == RESTARTED_ALL)) break;
+        if (way == MASKED_RESTART && next >= 0 && !is_trained(r, next)) break;
         factor *= gamma_ * lambda;
     }
     return sum;
@@ -236,6 +262,35 @@ static void test_mistakes(void) {
         }
 }
 
+/* Tokens without a label inside of answers and behind them: what a tool says, padding. */
+static void test_masked(void) {
+    static const struct {
+        int way, tokens; /* tokens: they have rewards of their own */
+        const char *name, *how;
+    } table[] = {
+        {AT_END, 0, "reward_on_masked_token", "the document's last token has it"},
+        {LOST, 0, "reward_on_masked_token", "and a mask removes it"},
+        {MASKED_VALUES, 0, "gae_over_masked_tokens", "their values enter"},
+        {MASKED_INSIDE, 0, "gae_over_masked_tokens", "up to the last token with a label"},
+        {MASKED_REWARDS, 1, "gae_over_masked_tokens", "their rewards enter"},
+        {MASKED_BOTH, 1, "gae_over_masked_tokens", "their values and rewards enter"},
+        {MASKED_RESTART, 0, "gae_restarted_at_mask", "rewards wrong: advantages"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        for (int64_t sp = 1; sp <= 3; sp += 2) {
+            make_gae(SEQPAR_LAYOUT_ZIGZAG, sp, 2, 2);
+            s.with_token_rewards = table[i].tokens;
+            EACH_ROW(dp, a)
+            for (int64_t d = 0; d < s.of[dp][a].docs; d++) {
+                s.of[dp][a].labels[last_of(d) - 1] = NONE;
+                s.of[dp][a].labels[cu_seqlens[d] + (last_of(d) - cu_seqlens[d]) / 2] = NONE;
+            }
+            set_gae(WHOLE);
+            expect_right("gae_of_masked", "rewards right: advantages of");
+            set_gae(table[i].way);
+            expect_named(table[i].name, table[i].how);
+        }
+}
+
 static void test_whitening(void) {
     static const int hows[] = {RANK, RANK_MICRO, REPLICA};
     static const char *const texts[] = {"over the tokens of each rank",
@@ -333,6 +388,7 @@ int main(int argc, char **argv) {
     TEST(test_nothing_cut());
     TEST(test_golden());
     TEST(test_mistakes());
+    TEST(test_masked());
     TEST(test_whitening());
     TEST(test_returns());
     TEST(test_shows_nothing());

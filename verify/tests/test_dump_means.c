@@ -460,6 +460,29 @@ static void test_cispo(const char *reduction) {
     expect_loss(right_loss(), "unknown", "loss wrong");
 }
 
+/* The KL term is multiplied by the ratio, too, as TRL's use_bias_correction_kl has it. */
+static void test_kl_ratio(const char *reduction) {
+    static const int ways[] = {K1, K2, K3_TURNED};
+    double plain;
+    make_by("ppo", reduction);
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++)
+        s.of[dp][a].old_logp[t] = s.of[dp][a].logp[t] - 0.3 * (double)(t % 3);
+    plain = right_loss();
+    s.kl_ratio = 1;
+    say_word("kl_ratio", "token");
+    s.without = "rewards";
+    set_loss(right_loss());
+    expect_right("kl_ratio", "loss right: got");
+    expect_loss(plain, "option_not_applied", "option_not_applied: kl_ratio");
+    expect_loss(mean_loss(NO_KL), "kl_missing", "loss wrong");
+    for (int i = 0; i < 3; i++) expect_loss(mean_loss(ways[i]), "kl_estimator", "loss wrong");
+    s.cispo = 2.5;
+    say("cispo", 2.5);
+    set_loss(right_loss());
+    expect_right("kl_ratio_cispo", "loss right: got");
+}
+
 /* The last micro-batch of the last replica has no row at all, as dynamic batches leave one. */
 static void leave_out_row(void) {
     row *r = &s.of[s.dp - 1][s.micro - 1];
@@ -505,6 +528,8 @@ int main(int argc, char **argv) {
     TEST(test_dual_clip("sequence"));
     TEST(test_cispo("token"));
     TEST(test_cispo("sequence"));
+    TEST(test_kl_ratio("token"));
+    TEST(test_kl_ratio("sequence"));
     for (int64_t sp = 1; sp <= 3; sp += 2) {
         TEST(test_no_row("sft", sp));
         TEST(test_no_row("ppo", sp));

@@ -16,15 +16,15 @@
 #define LORA   "build/test_dump_model.a"
 enum { SMOOTHING, Z_LOSS, ENTROPY, TERMS };
 enum { SP = 2, DP = 2, MICRO = 2, ROWS = DP * MICRO, WORLD = SP * DP, DOCS = 3, MOST = 29 };
-static const slow_config config = {.layers = 1,
-                                   .hidden = 8,
-                                   .heads = 2,
-                                   .kv_heads = 1,
-                                   .head_dim = 4,
-                                   .intermediate = 10,
-                                   .vocab = 17,
-                                   .rope_theta = 100,
-                                   .rms_eps = 1e-5};
+static slow_config config = {.layers = 1,
+                             .hidden = 8,
+                             .heads = 2,
+                             .kv_heads = 1,
+                             .head_dim = 4,
+                             .intermediate = 10,
+                             .vocab = 17,
+                             .rope_theta = 100,
+                             .rms_eps = 1e-5};
 static const int64_t cu_seqlens[ROWS][DOCS + 1] = {
     {0, 11, 12, 23}, {0, 7, 18, 29}, {0, 2, 15, 19}, {0, 13, 21, 27}};
 
@@ -1157,6 +1157,19 @@ static void test_forward(void) {
     expect_named("unknown", "row 1 of the step");
 }
 
+/* slow.h turns queries and keys alike: without either of them; log-probs, then gradients. */
+static void test_rotary(void) {
+    restart();
+    whole_rows(1);
+    config.no_rope_every = 1;
+    run_slow();
+    take_logp(0);
+    config.no_rope_every = 0;
+    expect_named("rotary_missing", "rotary_missing: queries and keys");
+    how.without_logp = 1;
+    expect_named("rotary_missing", "rotary_missing: queries and keys");
+}
+
 static void begin_adapters(double lora_b) {
     for (int64_t n = 0; n < ADAPTED; n++)
         for (int64_t of = 0; of < 2; of++)
@@ -1326,6 +1339,7 @@ int main(int argc, char **argv) {
     TEST(test_terms());
     TEST(test_one_row());
     TEST(test_forward());
+    TEST(test_rotary());
     TEST(test_packing_unknown());
     TEST(test_loss());
     TEST(test_adapters(1));

@@ -164,6 +164,49 @@ static void odd_but_right(const char *objective, const char *reduction) {
     test_end("objectives_%s_%s_without_an_answer", objective, reduction);
 }
 
+/* A loss that is none of ours is not judged, all else is. */
+static void test_other(void) {
+    make("sft", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    s.objective = "other";
+    set_loss(1e9);
+    expect(0, "right", "labels right");
+    test_end("objectives_other");
+    s.of[1][0].labels[7] = 1 + s.of[1][0].ids[8];
+    expect(1, "wrong: unknown", "labels wrong");
+    test_end("objectives_other_labels");
+}
+
+/* PPO by another name, with GRPO's advantages and mean. */
+static void test_grpo(void) {
+    make_ppo("group");
+    s.reduction = "sequence";
+    set_loss(right_loss());
+    s.grpo = 1;
+    expect(0, "right",
+           "objective grpo stands for ppo, with advantage group and reduction sequence");
+    test_end("objectives_grpo");
+}
+
+/* A token without a label has Inf, and its loss is multiplied by 0. */
+static void test_nan_times_mask(void) {
+    static const char *const objectives[] = {"sft", "dpo", "kto", "ppo"};
+    for (int i = 0; i < 4; i++) {
+        row *r = &s.of[1][0];
+        int64_t t = 0;
+        make(objectives[i], SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+        while (r->labels[t] != NONE) t++;
+        r->logp[t] = -INFINITY;
+        expect(0, "right", "loss right: got");
+        set_loss(NAN);
+        expect(1, "wrong: nan_times_mask", "which has no label, is -inf");
+        test_end("objectives_%s_nan_times_mask", objectives[i]);
+        (i < 3 ? r->ref_logp : r->advantages)[t] = NAN;
+        r->logp[t] = 0;
+        if (i) expect(1, "wrong: nan_times_mask", "which has no label, is nan");
+        if (i) test_end("objectives_%s_nan_times_mask_elsewhere", objectives[i]);
+    }
+}
+
 static void test_forms(void) {
     static const char *const objectives[] = {"dpo", "sft", "kto", "ppo"};
     for (int i = 0; i < 4; i++) {
@@ -446,6 +489,9 @@ int main(int argc, char **argv) {
     each_objective(test_right);
     TEST(test_sides());
     each_objective(odd_but_right);
+    TEST(test_other());
+    TEST(test_grpo());
+    TEST(test_nan_times_mask());
     TEST(test_forms());
     TEST(test_rounding());
     TEST(test_sides_alike());

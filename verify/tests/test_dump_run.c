@@ -835,11 +835,13 @@ static void test_step(void) {
             double norm = 0;
             make(sp, 1 + sp % 2, 1);
             say_all("optimizer", sgd ? "sgd" : "adamw", 0);
-            say_all("lr", "%.17g", 0.1);
+            if (sp == 2) say_all("lr", "%.17g", 0.7); /* w has its own settings */
+            if (sp == 2) say_all("weight_decay", "%.17g", 0.9);
+            say_all(sp == 2 ? "lr.w" : "lr", "%.17g", 0.1);
+            say_all(sp == 2 ? "weight_decay.w" : "weight_decay", "%.17g", 0.25);
             say_all("beta1", "%.17g", 0.8);
             say_all("beta2", "%.17g", 0.95);
             say_all("eps", "%.17g", 1e-3);
-            say_all("weight_decay", "%.17g", 0.25);
             say_all("max_norm", "%.17g", sharded ? 2 : 1e3);
             say_all("step", "3", 0);
             for (int k = 0; k < 3; k++) fill(weights[k], WEIGHTS, 1);
@@ -1631,14 +1633,14 @@ static void test_notes(void) {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         make(table[i].sp, 2, 2);
         for (int64_t r = 0; r < made.world; r++)
-            say(&made.rank[r], "own", "%.0f", (double)(r + 40), 0);
+            say(&made.rank[r], "note.own", "%.0f", (double)(r + 40), 0);
         write_books("in", &made);
         runs(table[i].operation, "in", "out", table[i].options);
         open_result();
         test_expect(got.world == 2 * table[i].to, "%lld ranks", (long long)got.world);
         for (int64_t r = 0; r < got.world; r++) {
             int64_t from = table[i].sp == table[i].to ? r : r / table[i].to * table[i].sp;
-            const char *own = said_of(&got.rank[r], "own"),
+            const char *own = said_of(&got.rank[r], "note.own"),
                        *number = said_of(&got.rank[r], "rank");
             test_expect(own && atoi(own) == from + 40 && number && atoi(number) == r,
                         "rank %lld has the metadata of %s", (long long)r, own ? own : "none");

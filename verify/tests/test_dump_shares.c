@@ -24,7 +24,8 @@ typedef struct scene {
     double weight[RANKS][MICRO];             /* of them in the step that is dumped */
     double reducer;                          /* times all */
     int with_local, rows_apart;
-    int tied; /* the wanted dump has embed + head as embed, and no head */
+    int tied;    /* the wanted dump has embed + head as embed, and no head */
+    double kept; /* times an old gradient, which is added; moments are written, too */
 } scene;
 static scene s;
 
@@ -151,11 +152,10 @@ static void save(page *p, const char *folder, int64_t rank, int64_t world, int64
                  int64_t accumulation) {
     char text[4][24], path[64];
     const int64_t numbers[] = {rank, world, sp, accumulation};
-    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},
-                                       {"rank", text[0]},
-                                       {"world", text[1]},
-                                       {"sp", text[2]},
-                                       {"accumulation", text[3]}};
+    seqpar_safetensors_pair pairs[] = {
+        {"seqpar_dump", "1"},      {"rank", text[0]},
+        {"world", text[1]},        {"sp", text[2]},
+        {"accumulation", text[3]}, {"optimizer", s.kept > 0 ? "adamw" : "none"}};
     seqpar_error error = {0};
     for (int i = 0; i < 4; i++)
         snprintf(text[i], sizeof text[i], "%lld", (long long)numbers[i]);
@@ -164,8 +164,21 @@ static void save(page *p, const char *folder, int64_t rank, int64_t world, int64
                                     .tensors = p->tensors,
                                     .count = p->count,
                                     .metadata = pairs,
-                                    .metadata_count = 5};
+                                    .metadata_count = 6};
     test_expect(!seqpar_safetensors_save(&desc, p->data, &error), "%s", error.text);
+}
+
+static double old_of(int i, int at) { return 0.07 * (double)((3 * i + 5 * at) % 11 - 4); }
+
+/* AdamW's moments behind the step of the old gradient. */
+static void put_moments(page *p) {
+    static double moments[TENSORS][SIZE];
+    for (int i = 0; i < TENSORS; i++) {
+        char name[32];
+        for (int at = 0; at < SIZE; at++) moments[i][at] = 0.1 * old_of(i, at);
+        snprintf(name, sizeof name, "m.%s", names[i]);
+        put(p, name, moments[i], 1, SIZE);
+    }
 }
 
 static void put_gradients(page *p, int right) {
@@ -174,7 +187,8 @@ static void put_gradients(page *p, int right) {
         if (i && right && s.tied) continue;
         for (int at = 0; at < SIZE; at++)
             p->numbers[i][at] = (right ? 1 : s.reducer) * whole_of(i, at, right) +
-                                (right && s.tied ? whole_of(1, at, right) : 0);
+                                (right && s.tied ? whole_of(1, at, right) : 0) +
+                                (right ? 0 : s.kept * old_of(i, at));
         snprintf(name, sizeof name, "grad.%s", names[i]);
         put(p, name, p->numbers[i], 1, SIZE);
         snprintf(name, sizeof name, "local.%s", names[i]);
@@ -193,6 +207,7 @@ static void write_rank(int64_t r) {
             p.numbers[TENSORS + i / SIZE][i % SIZE] += local_of(r, a, i / SIZE, i % SIZE, 0);
     }
     put_gradients(&p, 0);
+    if (s.kept > 0) put_moments(&p);
     save(&p, FOLDER, r, s.world, s.sp, s.accumulation);
 }
 
@@ -409,6 +424,18 @@ static void test_tied(void) {
     }
 }
 
+/* The gradient of the step before was not zeroed; 0.6: it was clipped before it made m. */
+static void test_kept(void) {
+    make(2, 1, 2);
+    s.rows_apart = s.with_local = 0;
+    s.kept = 1;
+    expect_named("kept", "gradient_kept", "the wanted ones and 10 times the moments m.");
+    s.kept = 0.6;
+    expect_named("kept_part", "gradient_kept", "the wanted ones and 6 times the moments m.");
+    s.reducer = 1.37; /* then the difference is not along m */
+    expect_named("kept_scaled", "unknown", "0 of 2 tensors are the wanted ones");
+}
+
 static void divide_by(double count) {
     for (int64_t r = 0; r < s.world; r++)
         for (int64_t a = 0; a < s.accumulation; a++) s.weight[r][a] = 1 / count;
@@ -446,6 +473,7 @@ int main(int argc, char **argv) {
     TEST(test_places());
     TEST(test_uneven());
     TEST(test_tied());
+    TEST(test_kept());
     TEST(test_counts());
     return test_summary();
 }

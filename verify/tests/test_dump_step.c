@@ -25,6 +25,7 @@ typedef struct scene {
     int sharded, sgd, bf16; /* grad., after., m. and v. in shards; parameters in bf16 */
     int even;               /* shards of even sizes */
     int bf16_gradient;
+    int own;             /* the second tensor has a tenth of lr, the first no decay */
     double divisor;      /* loss_count over the step's count of labels; 0: it is not written */
     const char *without; /* a prefix or a tensor that is not written, or "norm" */
     const char *odd;
@@ -87,26 +88,27 @@ static double clip(double norm) { return norm > s.max_norm ? s.max_norm / norm :
 static struct {
     int no_bias, coupled, after, eps_inside;
     int m_0, old_whole, new_whole, decay_not[TENSORS];
+    double lr_less[TENSORS]; /* lr is over 1 + this */
     int64_t t;
 } how;
 
 static double adamw(int i, int64_t at, double g) {
     double p = s.of[0][PARAM][i][at], m = s.of[0][M][i][at], v = s.of[0][V][i][at], u;
-    double decay = how.decay_not[i] ? 0 : s.decay;
+    double decay = how.decay_not[i] ? 0 : s.decay, lr = s.lr / (1 + how.lr_less[i]);
     if (how.coupled) g = g + s.decay * p;
     if (how.m_0) m = v = 0;
     m = m * (how.old_whole ? 1 : 0.9) + g * (how.new_whole ? 1 : 0.1);
     v = v * (how.old_whole ? 1 : 0.95) + g * g * (how.new_whole ? 1 : 0.05);
     if (!how.no_bias) m = m / (1 - pow(0.9, (double)how.t));
     if (!how.no_bias) v = v / (1 - pow(0.95, (double)how.t));
-    u = s.lr * m / (how.eps_inside ? sqrt(v + s.eps) : sqrt(v) + s.eps);
+    u = lr * m / (how.eps_inside ? sqrt(v + s.eps) : sqrt(v) + s.eps);
     if (how.coupled) return p - u;
-    return how.after ? (p - u) - (p - u) * s.lr * decay : p - p * s.lr * decay - u;
+    return how.after ? (p - u) - (p - u) * lr * decay : p - p * lr * decay - u;
 }
 
 static double sgd(int i, int64_t at, double g) {
-    double p = s.of[0][PARAM][i][at];
-    return p - s.lr * g - s.lr * s.decay * p;
+    double p = s.of[0][PARAM][i][at], lr = s.lr / (1 + how.lr_less[i]);
+    return p - lr * g - lr * (how.decay_not[i] ? 0 : s.decay) * p;
 }
 
 static double stepped(int i, int64_t at, double g) {
@@ -249,6 +251,11 @@ static void write_rank(int64_t r) {
     say(&p, "beta2", "%.17g", s.odd && !strcmp(s.odd, "beta2") ? 1 : 0.95, 0);
     say(&p, "eps", "%.17g", s.eps, 0);
     say(&p, "weight_decay", "%.17g", s.decay, 0);
+    if (s.own) say(&p, "lr.up", "%.17g", s.lr / 10, 0);
+    if (s.own) say(&p, "weight_decay.down", "%.17g", 0, 0);
+    if (s.odd && !strcmp(s.odd, "setting")) say(&p, "lr.uq", "%.17g", s.lr, 0);
+    if (s.odd && !strcmp(s.odd, "one") && r == 2) say(&p, "lr.up", "%.17g", s.lr, 0);
+    if (s.odd && !strcmp(s.odd, "high")) say(&p, "lr.up", "%.17g", 1e7, 0);
     say(&p, "max_norm", "%.17g", s.max_norm, 0);
     say(&p, "step", "%.0f", (double)s.step, 0);
     for (int what = 0; what < EACH; what++)
@@ -565,6 +572,11 @@ static void stay(int64_t r, int i, int64_t at) {
     s.of[r][AFTER][i][at] = s.of[r][PARAM][i][at];
 }
 
+static void step_turned(int64_t r, int i, int64_t at) {
+    double norm = norm_of(s.of[0][GRAD], -1);
+    s.of[r][AFTER][i][at] = stepped(i, at, -s.of[0][GRAD][i][at] * s.max_norm / norm);
+}
+
 static void test_clip(int use_sgd) {
     make(4, 2, 1);
     s.sgd = use_sgd;
@@ -578,6 +590,14 @@ static void test_clip(int use_sgd) {
     expect_named("clip_by_own_norm", "step wrong");
     each_element(step_clipped_before);
     expect_named("clip_before_reduction", "step wrong");
+    for (int limited = 0; limited < 2; limited++) {
+        make(4, 2, limited);
+        s.sgd = use_sgd;
+        s.max_norm = limited ? 1.5 : 1;
+        each_element(step_turned);
+        if (!limited) s.max_norm = 0;
+        expect_named("clip_turns_sign", "step wrong");
+    }
 }
 
 /* With the norm right, or not there: the step alone shows what clip went by. */
@@ -666,6 +686,40 @@ static void test_decay(void) {
     finish();
     expect_named("decay_groups_swapped", "step wrong");
     names[1] = "up";
+}
+
+/* Parameters with an lr or a decay of their own. */
+static void test_own_settings(int use_sgd) {
+    make(4, 2, 1);
+    s.own = 1;
+    s.sgd = use_sgd;
+    how.lr_less[1] = 9;
+    how.decay_not[0] = 1;
+    finish();
+    expect(0, "right: ", "step right");
+    test_end("dump_step_own_settings");
+    s.own = 0;
+    expect_named("unknown", "step wrong");
+    s.own = 1;
+    how.decay_not[1] = 1;
+    finish();
+    expect_named("decay_missing", "step wrong");
+    how.decay_not[1] = 0;
+    each_element(step_longer);
+    expect_named(use_sgd ? "unknown" : "another_lr", "as with 1.5 times each lr");
+}
+
+static void test_own_settings_refused(void) {
+    static const char *const odd[][2] = {
+        {"setting", "metadata lr.uq is of no parameter: tensor param.uq is in no file; write"},
+        {"one", "metadata lr.up differs from that of another file; write the same on every"},
+        {"high", "metadata lr.up is '10000000'; write a number from 0 to 1000000"}};
+    for (int i = 0; i < 3; i++) {
+        make(4, 2, 1);
+        s.odd = odd[i][0];
+        expect(3, "error: ", odd[i][1]);
+        test_end("dump_step_setting_refused_%s", s.odd);
+    }
 }
 
 /* ---- shards ---- */
@@ -961,7 +1015,8 @@ static void test_other_numbers(int sharded) {
     make(4, 2, sharded);
     how.decay_not[1] = 1;
     each_element(step_right);
-    expect_named("another_decay", "no decay acts on up; on all others it does");
+    expect_named("another_decay",
+                 "no decay acts on up; on all others it does: if that is meant");
     s.of[0][AFTER][0][0] += 0.1;
     expect_named("unknown", "step wrong");
     make(4, 2, sharded);
@@ -987,6 +1042,9 @@ int main(int argc, char **argv) {
     TEST(test_clip(1));
     TEST(test_clip_by_wrong_norms(0));
     TEST(test_clip_by_wrong_norms(1));
+    TEST(test_own_settings(0));
+    TEST(test_own_settings(1));
+    TEST(test_own_settings_refused());
     TEST(test_shards());
     TEST(test_clip_beside_rounding());
     TEST(test_adamw());

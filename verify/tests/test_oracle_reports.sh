@@ -167,7 +167,7 @@ sums | cmp -s - $out/before && ok reports_dump_untouched || fail reports_dump_un
 if $oracle ver $out/right/got --html $out/empty.html --junit $out/again.xml >/dev/null && $oracle ver $out/right/got --html $out/empty.html --junit $out/again.xml >/dev/null && grep -q '</html>' $out/empty.html; then ok reports_again; else fail reports_again "exit code $?"; fi
 
 # ---- what was judged, and what was not ----
-said="places, positions, labels, attention, loss, norm, step (7 of 12 stages); gradients were NOT judged: give --want or --model"
+said="places, positions, labels, attention, loss, norm, step (7 of 12 stages); gradients of parameters were NOT judged: give --want or --model"
 flat() { sed '/^ \{4\}[a-z]/,$d' | tr -s ' \n' ' ' | sed 's/ $//'; }
 $oracle ver $out/right/got --html $out/unjudged.html --junit $out/unjudged.xml | flat >$out/unjudged.txt
 $oracle ver $out/right/got --json >$out/unjudged.json
@@ -196,7 +196,7 @@ refuses require_empty 2 "--require is ''; give stages" $out/right/got --require 
 refuses ver_of_what_gen_made 3 "$out/right: no .safetensors file, but there are dumps inside; give $out/right/got or $out/right/want" $out/right
 refuses ver_want_of_what_gen_made 3 "give $out/right/got or $out/right/want" $out/right/got --want $out/right
 cp -r $out/right/model $out/mine/got/model
-requires headline_names_the_model 0 "right: *; gradients were NOT judged: give --model $out/mine/got/model" $out/mine/got
+requires headline_names_the_model 0 "right: *; gradients of parameters were NOT judged: give --model $out/mine/got/model" $out/mine/got
 # Python's door: a pass without gradients is a warning; asked for, it is none
 if command -v python3 >/dev/null 2>&1; then
     cat >$out/expect.py <<END
@@ -207,7 +207,7 @@ got, model, said = pathlib.Path("$out/right/got"), "$out/right/model", []
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     said.append(seqpar_verify.expect_right(got))
-    assert [w.category for w in caught] == [seqpar_verify.GradientsNotJudged] and "gradients were NOT judged" in str(caught[0].message)
+    assert [w.category for w in caught] == [seqpar_verify.GradientsNotJudged] and "gradients of parameters were NOT judged" in str(caught[0].message)
     said.append(seqpar_verify.expect_right(got, model=model, require=["gradients", "norm"]))
     assert len(caught) == 1
 assert said[0] == "right: $said" and said[1].endswith("gradients, norm, step (9 of 12 stages)"), said

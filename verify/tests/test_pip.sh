@@ -33,7 +33,7 @@ def test_right(seqpar):
 
 def test_unjudged(seqpar):
     shutil.copytree("$out/right/got", seqpar.folder)
-    with pytest.warns(seqpar_verify.GradientsNotJudged, match="gradients were NOT judged"):
+    with pytest.warns(seqpar_verify.GradientsNotJudged, match="gradients of parameters were NOT judged"):
         seqpar.expect_right()
     with pytest.raises(AssertionError, match="gradients not judged"):
         seqpar.expect_right(strict=True)

@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
 }
 C
 mkdir -p $out/dumped
-if [ "$(wc -l < $out/dump_rank.c)" -le 20 ] && $cc -std=gnu11 -O1 -Wall -Wextra -Wno-missing-field-initializers -Werror -I. -I$out $out/dump.c -o $out/dump -lcjson -lm -lpthread 2>$out/dump.log && (cd $out/dumped && ../dump) && [[ "$(build/seqpar-verify ver $out/dumped | head -n 1)" = "right: "*"; gradients were NOT judged"* ]] && (cd $out/dumped && ../dump split) && [ "$(build/seqpar-verify ver $out/dumped | head -n 1)" = "wrong: shift_after_split" ]; then ok "file_dumps ($(wc -l < $out/dump_rank.c) lines)"; else fail file_dumps "$(wc -l < $out/dump_rank.c) lines; $(head -n 1 $out/dump.log) $(build/seqpar-verify ver $out/dumped 2>&1 | head -n 2 | tr '\n' ' ')"; fi
+if [ "$(wc -l < $out/dump_rank.c)" -le 20 ] && $cc -std=gnu11 -O1 -Wall -Wextra -Wno-missing-field-initializers -Werror -I. -I$out $out/dump.c -o $out/dump -lcjson -lm -lpthread 2>$out/dump.log && (cd $out/dumped && ../dump) && [[ "$(build/seqpar-verify ver $out/dumped | head -n 1)" = "right: "*"; gradients of parameters were NOT judged"* ]] && (cd $out/dumped && ../dump split) && [ "$(build/seqpar-verify ver $out/dumped | head -n 1)" = "wrong: shift_after_split" ]; then ok "file_dumps ($(wc -l < $out/dump_rank.c) lines)"; else fail file_dumps "$(wc -l < $out/dump_rank.c) lines; $(head -n 1 $out/dump.log) $(build/seqpar-verify ver $out/dumped 2>&1 | head -n 2 | tr '\n' ' ')"; fi
 
 # outputs shown are those of the programs, digit for digit: programs show as many as all builds have in common
 shown() { awk -v program="<!-- output: $1 -->" '$0 == program { on = 1; next } on && /^```$/ { if (++fences == 2) exit; next } on' README.md; }
@@ -97,7 +97,7 @@ if $python -c 'import torch, numpy' 2>/dev/null; then
     ranks train.py; build/seqpar-verify ver $out/story/dump > $out/story/got.txt
     if [ -s $out/story/says.txt ] && [ "$(grep -cxFf $out/story/got.txt $out/story/says.txt)" = "$(wc -l < $out/story/says.txt)" ] && [ "$(head -n 1 $out/story/got.txt)" = "$(head -n 1 $out/story/says.txt)" ]; then ok readme_story; else fail readme_story "$(grep -vxFf $out/story/got.txt $out/story/says.txt | head -n 2 | tr '\n' ' ') $(tail -n 1 $out/story/train.py.log)"; fi
     ranks fixed.py
-    if [ -n "$fix" ] && build/seqpar-verify ver $out/story/dump | tr -s ' \n' ' ' | grep -q '^right: .*; gradients were NOT judged: give --want or --model'; then ok readme_story_fixed; else fail readme_story_fixed "$(build/seqpar-verify ver $out/story/dump | head -n 1)"; fi
+    if [ -n "$fix" ] && build/seqpar-verify ver $out/story/dump | tr -s ' \n' ' ' | grep -q '^right: .*; gradients of parameters were NOT judged: give --want or --model'; then ok readme_story_fixed; else fail readme_story_fixed "$(build/seqpar-verify ver $out/story/dump | head -n 1)"; fi
 else echo "skip readme_story: $python has no torch"; skipped=1; fi
 
 # every option the pages name is known, here or to torchrun, mpirun, srun and pkg-config

@@ -128,7 +128,7 @@ pytest_says() {
     count() { grep -oE "[0-9]+ $1" <<<"$last" || echo "0 $1"; }
     if [ "$(count passed), $(count failed)" = "$want" ] && grep -qF -- "$text" <<<"$said"; then ok "$name"; else fail "$name" "$last"; fi
 }
-pytest_says pytest 3 0 "gradients were NOT judged"
+pytest_says pytest 3 0 "gradients of parameters were NOT judged"
 pytest_says pytest_require 2 1 "gradients not judged" --seqpar-require gradients,norm
 pytest_says pytest_require_adds 1 2 "logits not judged" --seqpar-require logits
 pytest_says pytest_require_refused 0 3 "--require is 'loss,gradints'; give stages" --seqpar-require gradints

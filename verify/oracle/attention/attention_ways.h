@@ -416,7 +416,8 @@ enum { DELTA_OF_HOP, BOTH_OF_HOP, LSE_OF_HOP, AVERAGED, HOP_WAYS };
 
 typedef struct attend_hops {
     attend_case *c;
-    attend_answer part, mean, halves, naive, best; /* best: without the hops that seem lost */
+    attend_answer part, mean, halves, naive, swapped;
+    attend_answer best; /* without the hops that seem lost */
     attend_answer ways[HOP_WAYS];
     double *met;                   /* (queries, heads) number of hops in which it saw a key */
     double *lse, *delta, *nearest; /* nearest: (ranks) squared distance of best to the dump */
@@ -427,7 +428,8 @@ typedef struct attend_hops {
 
 static inline int attend_hops_begin(attend_hops *h, attend_case *c) {
     int64_t rows = attend_rows(c->p, ATTEND_LSE), ranks = c->p->ranks;
-    attend_answer *const answers[] = {&h->part, &h->mean, &h->halves, &h->naive, &h->best};
+    attend_answer *const answers[] = {&h->part,  &h->mean,    &h->halves,
+                                      &h->naive, &h->swapped, &h->best};
     int status = 0;
     memset(h, 0, sizeof *h);
     h->c = c;
@@ -445,7 +447,8 @@ static inline int attend_hops_begin(attend_hops *h, attend_case *c) {
 }
 
 static inline void attend_hops_end(attend_hops *h) {
-    attend_answer *const answers[] = {&h->part, &h->mean, &h->halves, &h->naive, &h->best};
+    attend_answer *const answers[] = {&h->part,  &h->mean,    &h->halves,
+                                      &h->naive, &h->swapped, &h->best};
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++)
         attend_answer_free(answers[i]);
     for (int i = 0; i < HOP_WAYS; i++) attend_answer_free(&h->ways[i]);
@@ -475,6 +478,16 @@ static inline void attend_merge_naively(attend_hops *h, int64_t at, double part,
     *lse = sum;
 }
 
+/* Merges a hop with the two weights exchanged; lse is right. */
+static inline void attend_merge_swapped(attend_hops *h, int64_t at, double part,
+                                        const double *own) {
+    int64_t n = h->c->p->out_dim;
+    double *lse = &h->swapped.x[ATTEND_LSE][at], *out = h->swapped.x[ATTEND_OUT] + at * n;
+    double weight = h->met[at] == 0 ? 0 : 1 / (1 + exp(*lse - part)); /* of the hop */
+    for (int64_t i = 0; i < n; i++) out[i] = weight * out[i] + (1 - weight) * own[i];
+    *lse = h->met[at] == 0 ? part : fmax(*lse, part) + log1p(exp(-fabs(*lse - part)));
+}
+
 /* Merges one hop's out and lse of a query and head with earlier hops' in several wrong ways. */
 static inline void attend_put_hop(attend_hops *h, int64_t at) {
     int64_t n = h->c->p->out_dim;
@@ -482,6 +495,7 @@ static inline void attend_put_hop(attend_hops *h, int64_t at) {
     double *mean = h->mean.x[ATTEND_OUT] + at * n, *halves = h->halves.x[ATTEND_OUT] + at * n;
     if (part == -INFINITY) return;
     attend_merge_naively(h, at, part, own);
+    attend_merge_swapped(h, at, part, own);
     h->halves.x[ATTEND_LSE][at] = part; /* for lse_of_last_hop */
     for (int64_t i = 0; i < n; i++) {
         mean[i] += own[i];
@@ -618,6 +632,7 @@ static inline void attend_consider_merges(attend_hops *h) {
         h->mean.x[ATTEND_OUT][i] *= (double)c->p->ranks / h->met[i / n];
     attend_consider(c, OF_OUT, "outputs_averaged", "mean of the hops that saw a key", &h->mean);
     attend_consider(c, OF_BACKWARD, "outputs_averaged", "", &h->ways[AVERAGED]);
+    attend_consider(c, OF_OUT, "merge_weights_swapped", "", &h->swapped);
     if (h->overflowed) attend_consider(c, OF_FORWARD, "merge_overflows", "", &h->naive);
     for (int i = 0; i < AVERAGED; i++)
         attend_consider(c, OF_BACKWARD, "delta_of_hop", forms[i], &h->ways[i]);
@@ -857,6 +872,7 @@ static inline void attend_case_end(attend_case *c) {
 /* Whether a mistake that attend_try_hops tries already matches out, lse or dq. */
 static inline int attend_is_of_hops(const attend_case *c) {
     return attend_is_likely(c, "hop_lost") || attend_is_likely(c, "outputs_averaged") ||
+           attend_is_likely(c, "merge_weights_swapped") ||
            attend_is_likely(c, "delta_of_hop") || attend_is_likely(c, "dq_of_one_hop") ||
            attend_is_likely(c, "merge_overflows");
 }

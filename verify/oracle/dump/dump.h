@@ -10,7 +10,9 @@
  *     sp ("1")             ranks that share a sequence
  *     accumulation ("1")   micro-batches of the step
  *     objective ("sft")    sft, dpo, rm, kto, ppo, or value for PPO's critic (values.h), which
- *                          has clip_value ("0": no clip)
+ *                          has clip_value ("0": no clip). grpo: ppo, with advantage group and
+ *                          reduction sequence where these are absent. other: a loss that is
+ *                          not in this list, and is not judged; all else is
  *     reduction ("token")  SFT, PPO and value: how losses of supervised tokens are averaged.
  *                          token: mean over all tokens of the step (TRL: dapo)
  *                          sequence: mean over documents of each document's mean (grpo)
@@ -37,6 +39,8 @@
  *     cispo ("0": none)    PPO: the loss of a token is -min(r, cispo) A logp, with no gradient
  *                          through r, in place of the clip (CISPO): 1 + epsilon_high, or TRL's
  *                          epsilon_high as it is
+ *     kl_ratio ("none")    PPO: token, the KL term is multiplied by the token's ratio r, and has a
+ *                          gradient through it (TRL: use_bias_correction_kl)
  *     importance ("token") PPO: token, each token has its own ratio r; sequence (GSPO), all
  *                          tokens of a document have r = exp(mean of logp - old_logp over its
  *                          supervised tokens)
@@ -51,6 +55,8 @@
  *                          norms and softmaxes are in float32
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
  *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
+ *     note, note.ANY       a note of your own, which is not read; other keys are refused
+ *     lr.NAME, weight_decay.NAME  of parameter NAME, where it has its own
  *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1
  *                          before it), softcap ("0": none): of attention
  *     part.TENSOR          "OFFSET TOTAL": this file has the elements from OFFSET on of a
@@ -278,7 +284,8 @@ static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *
     if (!d->ranks) d->ranks = (dump_rank *)calloc((size_t)d->world, sizeof *d->ranks);
     if (!d->ranks) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
     rank = dump_whole(file, path, "rank", 0, 65535, -1, &d->error);
-    if (!d->ranks || rank < 0 || dump_names(d, file, path)) return -1;
+    if (!d->ranks || rank < 0 || dump_names(d, file, path) || dump_keys(file, path, &d->error))
+        return -1;
     if (rank >= d->world || d->ranks[rank].file) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata rank is %lld and world %lld; %s", path, (long long)rank,

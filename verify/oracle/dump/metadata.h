@@ -11,7 +11,7 @@
 #include <string.h>
 #include "seqpar_safetensors.h"
 
-enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO, DUMP_VALUE };
+enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO, DUMP_VALUE, DUMP_OTHER, DUMP_GRPO };
 enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
 enum {
     DUMP_ADVANTAGE_GIVEN,
@@ -29,8 +29,8 @@ enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
-    int64_t loss_type, importance;
-    int64_t step; /* of the optimizer; 1: the first */
+    int64_t loss_type, importance, kl_ratio, grpo; /* grpo 1: objective ppo is named so */
+    int64_t step;                                  /* of the optimizer; 1: the first */
     double beta;
     double desirable_weight, undesirable_weight; /* of KTO */
     double reduction_constant, label_smoothing, simpo_gamma, center;
@@ -56,23 +56,25 @@ enum { FACT_OBJECTIVE, FACT_REDUCTION, FACT_ADVANTAGE, FACT_LOSS, FACT_RATIO, FA
 static const struct {
     const char *key;
     size_t at;
-    const char *words[7]; /* the first is the default */
-} word_facts[] = {
-    {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo", "value"}},
-    {"reduction",
-     offsetof(dump_facts, reduction),
-     {"token", "sequence", "constant", "micro", "replica"}},
-    {"advantage",
-     offsetof(dump_facts, advantage),
-     {"given", "group", "group_mean", "rloo", "gae"}},
-    {"loss_type",
-     offsetof(dump_facts, loss_type),
-     {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
-    {"importance", offsetof(dump_facts, importance), {"token", "sequence"}},
-    {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
-    {"dtype",
-     offsetof(dump_facts, dtype),
-     {"tensors", "float64", "float32", "tf32", "float16", "bfloat16"}}};
+    const char *words[9]; /* the first is the default */
+} word_facts[] = {{"objective",
+                   offsetof(dump_facts, objective),
+                   {"sft", "dpo", "rm", "kto", "ppo", "value", "other", "grpo"}},
+                  {"reduction",
+                   offsetof(dump_facts, reduction),
+                   {"token", "sequence", "constant", "micro", "replica"}},
+                  {"advantage",
+                   offsetof(dump_facts, advantage),
+                   {"given", "group", "group_mean", "rloo", "gae"}},
+                  {"loss_type",
+                   offsetof(dump_facts, loss_type),
+                   {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
+                  {"importance", offsetof(dump_facts, importance), {"token", "sequence"}},
+                  {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
+                  {"dtype",
+                   offsetof(dump_facts, dtype),
+                   {"tensors", "float64", "float32", "tf32", "float16", "bfloat16"}},
+                  {"kl_ratio", offsetof(dump_facts, kl_ratio), {"none", "token"}}};
 
 static const struct {
     const char *key;
@@ -160,9 +162,30 @@ static inline double dump_real(const char *text, double low, double high, double
     return text && (end == text || *end || !(x >= low && x <= high)) ? NAN : x;
 }
 
-/* CISPO has no second clip, and no document's ratio. 0, or -1 with the error set. */
+/* Reads number i of number_facts from the key, which may be that of one parameter. 0, or -1 with
+   the error set. */
+static inline int dump_read_number(const seqpar_safetensors_file *file, const char *path, int i,
+                                   const char *key, double *to, seqpar_error *error) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    *to = dump_real(text, number_facts[i].low, number_facts[i].high, number_facts[i].absent);
+    if (!isnan(*to)) return 0;
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: metadata %.200s is '%.40s'; write a number from %.10g to %.10g", path,
+                key, text, number_facts[i].low, number_facts[i].high);
+    return -1;
+}
+
+/* CISPO has no second clip, and neither it nor the KL term a document's ratio. 0, or -1 with the
+   error set. */
 static inline int dump_facts_disagree(const dump_facts *f, const char *path,
                                       seqpar_error *error) {
+    if (f->kl_ratio && f->importance == DUMP_RATIO_OF_SEQUENCE) {
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata kl_ratio is 'token' and importance is 'sequence', but a "
+                    "KL term times a document's ratio is not computed; leave one of them out",
+                    path);
+        return -1;
+    }
     if (!(f->cispo > 0) || (f->dual_clip == 0 && f->importance == DUMP_RATIO_OF_TOKEN))
         return 0;
     seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
@@ -186,6 +209,16 @@ static inline int dump_facts_lack(const dump_facts *f, const char *path, seqpar_
     return -1;
 }
 
+/* Objective grpo is ppo, with the advantages and the mean of GRPO's paper (arXiv 2402.03300)
+   where the metadata does not say others. */
+static inline void dump_facts_of_grpo(const seqpar_safetensors_file *file, dump_facts *f) {
+    if (f->objective != DUMP_GRPO) return;
+    f->objective = DUMP_PPO;
+    f->grpo = 1;
+    if (!seqpar_safetensors_metadata(file, "advantage")) f->advantage = DUMP_ADVANTAGE_GROUP;
+    if (!seqpar_safetensors_metadata(file, "reduction")) f->reduction = DUMP_BY_SEQUENCE;
+}
+
 /* Reads all keys of the three tables; an absent key gets its default. 0, or -1 with the error
    set. */
 static inline int dump_read_facts(const seqpar_safetensors_file *file, const char *path,
@@ -205,19 +238,45 @@ static inline int dump_read_facts(const seqpar_safetensors_file *file, const cha
         memcpy(to + word_facts[i].at, &x, sizeof x);
     }
     for (int i = 0; i < NUMBER_FACTS; i++) {
-        const char *text = seqpar_safetensors_metadata(file, number_facts[i].key);
-        double x = dump_real(text, number_facts[i].low, number_facts[i].high,
-                             number_facts[i].absent);
-        if (isnan(x)) {
-            seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: metadata %s is '%.40s'; write a number from %.10g to %.10g",
-                        path, number_facts[i].key, text, number_facts[i].low,
-                        number_facts[i].high);
-            return -1;
-        }
+        double x;
+        if (dump_read_number(file, path, i, number_facts[i].key, &x, error)) return -1;
         memcpy(to + number_facts[i].at, &x, sizeof x);
     }
+    dump_facts_of_grpo(file, facts);
     return dump_facts_lack(facts, path, error);
+}
+
+/* Whether the key is one of the tables', or of one tensor, a note, or another library's. */
+static inline int dump_key_is_known(const char *key) {
+    static const char *const others[] = {"seqpar_dump", "rank", "format", "note"};
+    static const char *const prefixes[] = {"part.", "lr.", "weight_decay.", "note."};
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(key, others[i]) || !strncmp(key, prefixes[i], strlen(prefixes[i])))
+            return 1;
+    for (int i = 0; i < WHOLE_FACTS; i++)
+        if (!strcmp(key, whole_facts[i].key)) return 1;
+    for (int i = 0; i < WORD_FACTS; i++)
+        if (!strcmp(key, word_facts[i].key)) return 1;
+    for (int i = 0; i < NUMBER_FACTS; i++)
+        if (!strcmp(key, number_facts[i].key)) return 1;
+    return 0;
+}
+
+/* Refuses unknown keys: a misspelt one would pass for an absent one. 0, or -1 with the error
+   set. */
+static inline int dump_keys(const seqpar_safetensors_file *file, const char *path,
+                            seqpar_error *error) {
+    for (int64_t i = 0; i < seqpar_safetensors_metadata_count(file); i++) {
+        const char *key = seqpar_safetensors_metadata_at(file, i)->key;
+        if (dump_key_is_known(key)) continue;
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata key '%.100s' is unknown; write one that "
+                    "help(seqpar_dump.Dump) or verify/oracle/dump/dump.h lists, or note.%.100s "
+                    "for a note of your own",
+                    path, key, key);
+        return -1;
+    }
+    return 0;
 }
 
 /* The first key whose value differs between two files; NULL: none. */

@@ -9,6 +9,7 @@
 #include "factors.h"
 #include "gradient_pairs.h"
 #include "gradient_weights.h"
+#include "kept_gradient.h"
 #include "tied_table.h"
 
 /* more: NULL, or receives the compared gradients and the limit. 0, or -1 with the error of one
@@ -29,6 +30,8 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
             judge_factors(&c);
         if (s->v.kind == VERDICT_WRONG && !s->v.count) status = judge_shares(&c);
         if (!status && s->v.kind == VERDICT_WRONG && !s->v.count) status = name_tied_table(&c);
+        if (!status && s->v.kind == VERDICT_WRONG && !s->v.count)
+            status = name_kept_gradient(&c);
         if (s->v.kind == VERDICT_RIGHT) judge_small_ones(&c);
     }
     if (s->judged && c.missing)

@@ -45,7 +45,9 @@ static inline int seed_way_is_of_last(const dump *d, int way) {
 /* Whether the mistake is that an option of the metadata is left out. */
 static inline int seed_way_is_of_option(const dump *d, int way) {
     int count;
-    return !seeds_are_of_tokens(d) && document_ways(d, &count)[way].plain;
+    if (seeds_are_of_tokens(d))
+        return d->facts.objective == DUMP_PPO && ppo_token_way(way) == TOKEN_KL_PLAIN;
+    return document_ways(d, &count)[way].plain;
 }
 
 static inline int seed_way_drops_zero(const dump *d, int way) {
@@ -92,7 +94,7 @@ static inline int seed_set_make(const seed_set *set, int way) {
     seed_set *s = (seed_set *)set;
     int64_t objective = s->f->d->facts.objective;
     int made = 1;
-    if (objective == DUMP_VALUE) return 0;
+    if (objective == DUMP_VALUE || objective == DUMP_OTHER) return 0;
     if (seed_way_is_of_last(s->f->d, way) && s->f->d->accumulation == 1) return 0;
     if (seed_way_drops_zero(s->f->d, way) && !seeds_have_zero(s)) return 0;
     for (int64_t i = 0; i < s->f->count; i++)

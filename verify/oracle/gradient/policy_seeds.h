@@ -84,15 +84,24 @@ static inline double clipped_slope(const dump_facts *f, const token_side *s, int
     return inside || takes_free || way == TOKEN_NO_CLIP ? turn * free : 0;
 }
 
-/* The derivative of the KL estimate with respect to logp; d = ref_logp - logp. */
-static inline double kl_slope(const dump_facts *f, double d, int way) {
-    double slope = -expm1(d);
+/* The KL estimate and its derivative with respect to logp; d = ref_logp - logp. */
+typedef struct kl_estimate {
+    double value, slope;
+} kl_estimate;
+static inline kl_estimate kl_estimate_of(double d, int way) {
+    return way == TOKEN_K1                     ? (kl_estimate){-d, 1}
+           : way == TOKEN_K2                   ? (kl_estimate){d * d / 2, -d}
+           : way == TOKEN_KL_REVERSED          ? (kl_estimate){k3(-d), expm1(-d)}
+           : way == TOKEN_KL_CUT && k3(d) > 10 ? (kl_estimate){10, 0}
+                                               : (kl_estimate){k3(d), -expm1(d)};
+}
+
+/* The derivative of the KL term, whose weight may be the ratio. */
+static inline double kl_slope(const dump_facts *f, const token_side *s, int way) {
+    kl_estimate kl = kl_estimate_of(s->reference - s->logp, way);
     if (!(f->kl_coef > 0) || way == TOKEN_NO_KL) return 0;
-    if (way == TOKEN_K1) slope = 1;
-    if (way == TOKEN_K2) slope = -d;
-    if (way == TOKEN_KL_REVERSED) slope = expm1(-d);
-    if (way == TOKEN_KL_CUT && k3(d) > 10) slope = 0;
-    return f->kl_coef * slope;
+    if (way == TOKEN_KL_PLAIN) return f->kl_coef * kl.slope;
+    return kl_weight(f, s) * (kl.slope + (f->kl_ratio ? kl.value : 0));
 }
 
 /* Sets ratio, advantage and reference from the elements that the way reads. 0: it reads outside
@@ -106,6 +115,7 @@ static inline int policy_side(const dump_facts *f, const dump_row *row, int64_t 
     int of_other = way >= TOKEN_RETURNS || (way >= TOKEN_RATIO_PART && way < TOKEN_OLD);
     if (from < 0 || of_other || (of_kl && !(f->kl_coef > 0))) return 0;
     if (way == TOKEN_WRONG_SIDE && f->cispo > 0) return 0;
+    if (way == TOKEN_KL_PLAIN && !f->kl_ratio) return 0;
     s->ratio = s->logp - row->old_logp[way >= TOKEN_OLD && way < TOKEN_ADVANTAGE ? from : t];
     s->advantage = row->advantages[way >= TOKEN_ADVANTAGE && way < TOKEN_REFERENCE ? from : t];
     s->reference = f->kl_coef > 0 ? row->ref_logp[way >= TOKEN_REFERENCE ? from : t] : 0;
@@ -164,8 +174,7 @@ static inline int ppo_seed_row(seed_set *s, int64_t i, int way) {
         if (!policy_side(f, row, t, of_token, &side)) return 0;
         if (way >= PPO_WHITENED)
             side.advantage = white_advantage(s, &white_ways[way - PPO_WHITENED], i, t);
-        s->of[i][t] *= -clipped_slope(f, &side, of_token) -
-                       kl_slope(f, side.reference - side.logp, of_token);
+        s->of[i][t] *= -clipped_slope(f, &side, of_token) - kl_slope(f, &side, of_token);
     }
     return 1;
 }

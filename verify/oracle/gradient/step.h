@@ -158,7 +158,10 @@ static inline void name_factor(const step_check *c, const step_match *total, ver
     const dump_facts *f = &c->n->d->facts;
     double x = step_factor(c, total), clip = clip_factor(f->max_norm, sqrt(c->n->all));
     if (!(x > 0) || total->wanted < 9 * total->rounding) return;
-    verdict_say(v, "it is %.6g times the right step, as with lr %.6g", x, x * f->lr);
+    if (c->own_settings)
+        verdict_say(v, "it is %.6g times the right step, as with %.6g times each lr", x, x);
+    else
+        verdict_say(v, "it is %.6g times the right step, as with lr %.6g", x, x * f->lr);
     if (f->optimizer == DUMP_ADAMW || clip == 1)
         verdict_name(v, mistake_named("another_lr"));
     else
@@ -181,13 +184,16 @@ static inline void name_decay(const step_check *c, const step_match *m, verdict 
     const dump_facts *f = &c->n->d->facts;
     double x = m->param > 0 ? m->decayed_param / m->param : 0; /* -lr weight_decay */
     double away = m->decayed - 2 * x * m->decayed_param + x * x * m->param;
-    if (number_gives(c, m, away) && -x * f->lr > 0) {
+    if (!c->own_settings && number_gives(c, m, away) && -x * f->lr > 0) {
         verdict_name(v, mistake_named("another_decay"));
         verdict_say(v, "weight decay %.6g gives it, where it is %.6g", -x / f->lr,
                     f->weight_decay);
     } else if (c->lack && c->whole && !c->neither) {
         verdict_name(v, mistake_named("another_decay"));
-        verdict_say(v, "no decay acts on %s; on all others it does", c->spared);
+        verdict_say(v,
+                    "no decay acts on %s; on all others it does: if that is meant, write "
+                    "weight_decay.NAME into the metadata",
+                    c->spared);
     }
 }
 
@@ -243,8 +249,7 @@ static inline void judge_step(const step_check *c, stage *s) {
 /* spare: biases and norms do not decay. 0, or -1 with d->error. */
 static inline int try_step(stage *s, step_check *c, int spare) {
     dump *d = c->n->d;
-    c->of_vectors = d->facts;
-    if (spare) c->of_vectors.weight_decay = 0;
+    c->spare = spare;
     c->parameters = c->vectors = c->whole = c->lack = c->neither = 0;
     *c->first = *c->spared = 0;
     memset(c->of, 0, (size_t)d->world * sizeof *c->of);
@@ -284,6 +289,7 @@ static inline int check_step(stage *s, const step_norms *n) {
     step_check c = {.n = n};
     int status = 0;
     if (n->d->facts.optimizer == DUMP_NO_OPTIMIZER || n->d->facts.lr == 0) return 0;
+    if (settings_are_of_parameters(n->d)) return -1;
     c.of = (step_match *)calloc((size_t)n->d->world, sizeof *c.of);
     c.numbers = (way_numbers *)calloc((size_t)(n->d->world * STEP_WAYS), sizeof *c.numbers);
     if (!c.of || !c.numbers)

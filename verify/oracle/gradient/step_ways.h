@@ -7,7 +7,9 @@
 
 /* ---- the optimizer's step ---- */
 
-enum { CLIP_RIGHT, CLIP_NOT, CLIP_BY, CLIP_BEFORE }; /* BY: by the way's own norm */
+/* BY: by the way's own norm. TURNED: with max_norm -1, which was to mean no clip, or with the
+   limit's sign turned */
+enum { CLIP_RIGHT, CLIP_NOT, CLIP_BY, CLIP_BEFORE, CLIP_TURNED };
 enum { DECAY_ALL, DECAY_NONE, DECAY_VECTORS };
 enum { MOMENTS_RIGHT, MOMENTS_LOST, MOMENTS_KEPT_WHOLE, MOMENTS_ADDED };
 typedef struct step_way {
@@ -59,6 +61,7 @@ static const step_way step_ways[] = {
      .how = "on replicas",
      .clip = CLIP_BY,
      .norm = again_over_replicas},
+    {.name = "clip_turns_sign", .clip = CLIP_TURNED},
     {.name = "bias_correction_missing", .no_bias_correction = 1},
     {.name = "decay_coupled", .decay_coupled = 1},
     {.name = "decay_after_step", .decay_after = 1},
@@ -84,7 +87,7 @@ static inline int way_no_decay(void) {
 
 /* Can the way be computed without the ranks' local gradients and the parameters' names? */
 static inline int way_is_plain(const step_way *way) {
-    return way->clip <= CLIP_NOT && way->decay != DECAY_VECTORS;
+    return (way->clip <= CLIP_NOT || way->clip == CLIP_TURNED) && way->decay != DECAY_VECTORS;
 }
 
 /* Numbers that hold for all elements of a rank; NaN: the dump does not say. */
@@ -150,9 +153,10 @@ typedef struct step_match {
 
 typedef struct step_check {
     const step_norms *n;
-    step_match *of;        /* (world) */
-    way_numbers *numbers;  /* (world, STEP_WAYS) */
-    dump_facts of_vectors; /* facts for biases and norms, whose weight_decay may be 0 */
+    step_match *of;       /* (world) */
+    way_numbers *numbers; /* (world, STEP_WAYS) */
+    int spare;            /* biases and norms do not decay, where the metadata do not say it */
+    int own_settings;     /* some parameter has an lr or a weight_decay of its own */
     int64_t parameters, vectors;
     char first[128];     /* parameter whose step is not the right one */
     char spared[200];    /* parameters whose step is right but for the decay, which they lack */
@@ -166,14 +170,22 @@ typedef struct step_inputs {
     whole param, grad, m, v;
     double *clipped;
     int vector;
+    dump_facts facts; /* the dump's, with the parameter's own lr and weight_decay */
+    int own_lr, own_decay;
 } step_inputs;
 
-/* What the gradient is multiplied by before the step; NaN: the dump does not say. */
+/* What the gradient is multiplied by before the step. norm NaN gives NaN. */
+static inline double way_clip_by(const step_way *way, double max_norm, double norm) {
+    if (way->clip == CLIP_NOT || way->clip == CLIP_BEFORE) return 1;
+    if (isnan(norm)) return NAN;
+    if (way->clip == CLIP_TURNED) return -(max_norm > 0 ? max_norm : 1) / (norm + 1e-6);
+    return clip_factor(max_norm, norm);
+}
+
+/* The same by the norm that the way takes; NaN: the dump does not say it. */
 static inline double way_clip(const step_norms *n, const step_way *way, int64_t rank) {
     double norm = way->clip == CLIP_BY ? way->norm(n, rank) : sqrt(n->all);
-    return way->clip == CLIP_NOT || way->clip == CLIP_BEFORE ? 1
-           : isnan(norm)                                     ? NAN
-                         : clip_factor(n->d->facts.max_norm, norm);
+    return way_clip_by(way, n->d->facts.max_norm, norm);
 }
 
 static inline element element_at(const step_inputs *in, int64_t at) {
@@ -197,7 +209,7 @@ static inline void match_parts(const dump_facts *f, step_match *to, double p, do
 static inline void match_element(const step_check *c, step_match *to, int64_t rank,
                                  const step_inputs *in, int64_t at, double after, double u) {
     const way_numbers *numbers = &c->numbers[rank * STEP_WAYS];
-    const dump_facts *f = in->vector ? &c->of_vectors : &c->n->d->facts;
+    const dump_facts *f = &in->facts;
     element e = element_at(in, at), clipped = e;
     double moved = after - e.p, right = 0;
     clipped.g = in->clipped ? in->clipped[at] : NAN;
@@ -248,6 +260,63 @@ static inline int step_sizes_differ(dump *d, const char *parameter, const step_i
     return 0;
 }
 
+/* ---- settings of one parameter ---- */
+
+/* Sets *to from metadata key.PARAMETER, which all files have, or none. own: 1 if they have it. 0,
+   or -1 with d->error. */
+static inline int param_setting(dump *d, const char *key, const char *parameter, double *to,
+                                int *own) {
+    char name[512];
+    const char *first, *text;
+    int i = 0;
+    snprintf(name, sizeof name, "%s.%s", key, parameter);
+    first = seqpar_safetensors_metadata(d->ranks[0].file, name);
+    for (int64_t r = 1; r < d->world; r++) {
+        text = seqpar_safetensors_metadata(d->ranks[r].file, name);
+        if (!text == !first && (!text || !strcmp(text, first))) continue;
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata %.200s differs from that of another file; write the same "
+                    "on every rank",
+                    d->ranks[r].path, name);
+        return -1;
+    }
+    if (!first) return 0;
+    *own = 1;
+    while (strcmp(number_facts[i].key, key)) i++;
+    return dump_read_number(d->ranks[0].file, d->ranks[0].path, i, name, to, &d->error);
+}
+
+static inline int param_settings(dump *d, const char *parameter, step_inputs *in) {
+    in->facts = d->facts;
+    return param_setting(d, "lr", parameter, &in->facts.lr, &in->own_lr) ||
+                   param_setting(d, "weight_decay", parameter, &in->facts.weight_decay,
+                                 &in->own_decay)
+               ? -1
+               : 0;
+}
+
+/* Refuses settings of a parameter that no file has: a misspelt name would be passed over. */
+static inline int settings_are_of_parameters(dump *d) {
+    const seqpar_safetensors_file *file = d->ranks[0].file;
+    for (int64_t i = 0; i < seqpar_safetensors_metadata_count(file); i++) {
+        const char *key = seqpar_safetensors_metadata_at(file, i)->key;
+        const char *parameter = after_prefix(key, "lr.");
+        tensor_name name;
+        int64_t r = 0;
+        if (!parameter) parameter = after_prefix(key, "weight_decay.");
+        if (!parameter) continue;
+        tensor_of(&name, "param.", parameter);
+        while (r < d->world && !seqpar_safetensors_find(d->ranks[r].file, name.text)) r++;
+        if (r < d->world) continue;
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata %.200s is of no parameter: tensor %.200s is in no file; "
+                    "write the name as in param.NAME",
+                    d->ranks[0].path, key, name.text);
+        return -1;
+    }
+    return 0;
+}
+
 static inline void step_inputs_free(step_inputs *in) {
     whole_free(&in->param);
     whole_free(&in->grad);
@@ -262,7 +331,9 @@ static inline int step_inputs_read(const step_norms *n, const char *parameter,
     tensor_name name;
     memset(in, 0, sizeof *in);
     in->vector = is_vector(parameter) != 0;
-    return whole_read(d, tensor_of(&name, "param.", parameter), 0, d->world, &in->param) ||
+    return param_settings(d, parameter, in) ||
+                   whole_read(d, tensor_of(&name, "param.", parameter), 0, d->world,
+                              &in->param) ||
                    whole_read(d, tensor_of(&name, "grad.", parameter), 0, d->world,
                               &in->grad) ||
                    whole_read(d, tensor_of(&name, "m.", parameter), 0, d->world, &in->m) ||
@@ -335,7 +406,9 @@ static inline int add_step(void *user, const char *parameter) {
     int status = step_inputs_read(c->n, parameter, &in);
     if (!status && in.param.values && in.grad.values) {
         c->parameters++;
-        c->vectors += in.vector;
+        c->vectors += in.vector && !in.own_decay;
+        c->own_settings |= in.own_lr || in.own_decay;
+        if (c->spare && in.vector && !in.own_decay) in.facts.weight_decay = 0;
         for (int64_t r = 0; !status && r < c->n->d->world; r++)
             status = match_rank(c, r, parameter, &in);
     }

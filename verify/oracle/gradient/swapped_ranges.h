@@ -19,7 +19,7 @@ typedef struct swap_check {
    distances. */
 static inline void swap_match(swap_check *s, int64_t r, int64_t q, const step_inputs *in,
                               const double *after, const part *to, const part *from) {
-    const dump_facts *f = in->vector ? &s->c->of_vectors : &s->c->n->d->facts;
+    const dump_facts *f = &in->facts;
     const way_numbers *w = &s->c->numbers[r * STEP_WAYS];
     double *away = &s->away[(r * s->c->n->d->world + q) * SWAPS];
     for (int64_t i = 0; i < to->count; i++) {
@@ -108,7 +108,6 @@ static inline int check_swaps(verdict *v, step_check *c) {
     if (world == 1 || world > SWAP_RANKS) return 0;
     s.away = (double *)calloc((size_t)(world * world * SWAPS), sizeof *s.away);
     if (!s.away) return seqpar_fail(&c->n->d->error, SEQPAR_ERR_MEMORY, "no memory"), -1;
-    c->of_vectors = c->n->d->facts;
     status = each_parameter(c->n->d, "after.", add_swap, &s);
     for (int form = 0; !status && form < SWAPS; form++) name_swaps(&s, form, v);
     free(s.away);

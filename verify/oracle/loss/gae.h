@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* gae.h - generalised advantage estimation, token by token. V and r are 0 at tokens without a
- * label. V and A are 0 after a document's last token:
+ * label, and V and A after a document's last token:
  *
  *     delta_t = r_t + gamma V_{t+1} - V_t
  *     A_t     = delta_t + gamma lambda A_{t+1}          G_t = A_t + V_t
@@ -23,6 +23,13 @@ enum {
     GAE_ACROSS,
     GAE_REWARD_EVERY,
     GAE_REWARD_LAST,
+    GAE_REWARD_END, /* from here on: mistakes that one rank can make, too */
+    GAE_REWARD_LOST,
+    GAE_MASKED_VALUES,
+    GAE_MASKED_INSIDE,
+    GAE_MASKED_REWARDS,
+    GAE_MASKED_BOTH,
+    GAE_MASKED_RESTART,
     GAE_WAYS
 };
 static const reward_way gae_ways[GAE_WAYS] = {
@@ -34,7 +41,14 @@ static const reward_way gae_ways[GAE_WAYS] = {
     {"value_lost_at_cut", NULL},
     {"gae_across_documents", NULL},
     {"reward_on_every_rank", NULL},
-    {"reward_on_wrong_rank", NULL}};
+    {"reward_on_wrong_rank", NULL},
+    {"reward_on_masked_token", "the document's last token has it"},
+    {"reward_on_masked_token", "the document's last token has it, and a mask removes it"},
+    {"gae_over_masked_tokens", "their values enter"},
+    {"gae_over_masked_tokens", "their values enter, up to the last token with a label"},
+    {"gae_over_masked_tokens", "their rewards enter"},
+    {"gae_over_masked_tokens", "their values and rewards enter"},
+    {"gae_restarted_at_mask", NULL}};
 
 /* The tokens over which A is whitened. The first two, none and all of the step, are right. */
 enum {
@@ -92,14 +106,25 @@ static inline int64_t gae_highest_rank(const dump_row *row, int64_t begin, int64
     return highest;
 }
 
-/* The token's r. The way decides which token has the document's reward. */
+/* The token's r. The way decides which token has the document's reward, and whether tokens
+   without a label have one. */
 static inline double gae_reward(const dump_row *row, int64_t t, int64_t document, int way) {
     int64_t begin = row->cu_seqlens[document], end = row->cu_seqlens[document + 1], at;
+    int masked = way == GAE_MASKED_REWARDS || way == GAE_MASKED_BOTH || way == GAE_REWARD_END;
+    if (!row_supervised(row, t) && !masked) return 0;
     if (row->token_rewards) return row->token_rewards[t];
     at = way == GAE_REWARD_EVERY  ? gae_last(row, begin, end, row->rank[t])
          : way == GAE_REWARD_LAST ? gae_last(row, begin, end, gae_highest_rank(row, begin, end))
-                                  : gae_last(row, begin, end, -1);
+         : way == GAE_REWARD_END || way == GAE_REWARD_LOST ? end - 1
+                                                           : gae_last(row, begin, end, -1);
     return at == t ? row->rewards[document] : 0;
+}
+
+/* The token's V. last: the document's last supervised token. */
+static inline double gae_value(const dump_row *row, int64_t t, int64_t last, int way) {
+    int masked = way == GAE_MASKED_VALUES || way == GAE_MASKED_BOTH ||
+                 (way == GAE_MASKED_INSIDE && t < last);
+    return masked || row_supervised(row, t) ? row->values[t] : 0;
 }
 
 /* State of the recursion: A and V of the following token, and its rank; -1: there is none. */
@@ -117,19 +142,30 @@ static inline void gae_cut(gae_state *s, int way) {
    else over this rank's only. */
 static inline void gae_run(const gae_step *g, const dump_row *row, int64_t document,
                            int64_t rank, int way, gae_state *s, gae_token *at) {
-    for (int64_t t = row->cu_seqlens[document + 1] - 1; t >= row->cu_seqlens[document]; t--) {
+    int64_t begin = row->cu_seqlens[document], end = row->cu_seqlens[document + 1];
+    int64_t last = gae_last(row, begin, end, -1);
+    for (int64_t t = end - 1; t >= begin; t--) {
         int trained = row_supervised(row, t);
-        double value = trained ? row->values[t] : 0, reward;
+        double value = gae_value(row, t, last, way);
         if (row->rank[t] < 0 || (rank >= 0 && row->rank[t] != rank)) continue;
         if (!trained && (way == GAE_PASSED_OVER || rank >= 0)) continue;
         if (s->rank >= 0 && s->rank != row->rank[t]) gae_cut(s, way);
-        reward = trained ? gae_reward(row, t, document, way) : 0;
-        s->advantage = reward + g->f->gamma * s->value - value +
+        s->advantage = gae_reward(row, t, document, way) + g->f->gamma * s->value - value +
                        g->f->gamma * g->f->gae_lambda * s->advantage;
         s->value = value;
         s->rank = row->rank[t];
+        if (!trained && way == GAE_MASKED_RESTART) s->advantage = 0;
         if (trained) at[row->gathered[t]].way[way] = s->advantage;
     }
+}
+
+/* Whether the way can be gone here: several ranks cut a sequence, the document has one reward or
+   its tokens have their own. */
+static inline int gae_way_can_be(const gae_step *g, const dump_row *row, int way) {
+    int of_documents = way >= GAE_REWARD_EVERY && way <= GAE_REWARD_LOST;
+    int of_tokens = way == GAE_MASKED_REWARDS || way == GAE_MASKED_BOTH;
+    if (row->token_rewards ? of_documents : of_tokens) return 0;
+    return g->f->sp > 1 || way < GAE_OWN || way == GAE_ACROSS || way >= GAE_REWARD_END;
 }
 
 /* at: (tokens) of the row, indexed by row->gathered. first: the replica's first rank. */
@@ -137,9 +173,7 @@ static inline void gae_document(const gae_step *g, const dump_row *row, int64_t 
                                 int64_t first, gae_state *across, gae_token *at) {
     for (int way = 0; way < GAE_WAYS; way++) {
         gae_state state = {0, 0, -1};
-        int of_documents = way == GAE_REWARD_EVERY || way == GAE_REWARD_LAST;
-        if (way >= GAE_OWN && g->f->sp == 1 && way != GAE_ACROSS) continue;
-        if (of_documents && row->token_rewards) continue;
+        if (!gae_way_can_be(g, row, way)) continue;
         if (way == GAE_OWN) {
             for (int64_t r = 0; r < g->f->sp; r++) {
                 state = (gae_state){0, 0, -1};
@@ -334,16 +368,17 @@ static inline const char *gae_accepted(gae_step *g) {
     return NULL;
 }
 
+/* Whether any mistake between ranks, or documents, would show. */
 static inline int gae_any_shows(const gae_step *g) {
-    for (int way = GAE_OWN; way < GAE_WAYS; way++)
+    for (int way = GAE_OWN; way < GAE_REWARD_END; way++)
         if (gae_shows(g, way)) return 1;
     return 0;
 }
 
-/* Notes which mistakes would give other numbers. One rank of a sequence cuts nothing. */
+/* Notes which mistakes would give other numbers, of those that were computed. */
 static inline void gae_try(const gae_step *g, verdict *v) {
     for (int way = GAE_OWN; way < GAE_WAYS; way++)
-        if (g->f->sp > 1 || way == GAE_ACROSS)
+        if (g->count && !isnan(g->of[0].way[way]))
             verdict_try(v, gae_ways[way].name, gae_ways[way].how, gae_shows(g, way));
 }
 

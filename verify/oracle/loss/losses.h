@@ -22,6 +22,7 @@ typedef struct loss_parts {
     int complete;     /* all rows have the tensors that the loss needs */
     int lacks_documents, rewards_lack_documents; /* a row lacks only cu_seqlens */
     const char *lacks_term; /* a row lacks what an option takes; NULL: none does */
+    char masked[160];       /* the first NaN or Inf at a token without a label; "": none */
     int no_memory;
     int side_is_wrong;
     verdict side; /* of the first row that has a side tensor of other tokens */
@@ -60,6 +61,7 @@ static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
     int logp = row->logp && row->labels && row->ref_logp;
     if (f->objective == DUMP_DPO)
         return logp || (!preference_has_reference(f) && row->logp && row->labels);
+    if (f->objective == DUMP_OTHER) return 0;
     if (f->objective == DUMP_RM) return row->scores || row->values || row->unread;
     if (f->objective == DUMP_KTO) return logp && ((row->desirable && row->kl) || row->unread);
     return row_has_token_losses(f, row);
@@ -80,11 +82,37 @@ static inline void loss_note_documents(loss_parts *p, const dump_facts *f,
     p->rewards_lack_documents |= scores && row->unread;
 }
 
+/* Notes the first NaN or Inf of a loss's tensors at a token without a label. */
+static inline void loss_note_masked(loss_parts *p, const dump_facts *f, const dump_row *row) {
+    const struct {
+        const char *name;
+        const double *of;
+    } of_tokens[] = {{"logp", row->logp},         {"ref_logp", row->ref_logp},
+                     {"old_logp", row->old_logp}, {"advantages", row->advantages},
+                     {"weights", row->weights},   {"mean_logp", row->mean_logp},
+                     {"entropy", row->entropy},   {"logits_lse", row->logits_lse}},
+      of_values[] = {
+          {"values", row->values}, {"returns", row->returns}, {"old_values", row->old_values}};
+    int is_value = f->objective == DUMP_VALUE;
+    size_t count = is_value ? sizeof of_values / sizeof *of_values
+                            : sizeof of_tokens / sizeof *of_tokens;
+    for (int64_t t = 0; !*p->masked && row->rank && row->labels && t < row->tokens; t++)
+        for (size_t i = 0; i < count && row->rank[t] >= 0 && !row_supervised(row, t); i++) {
+            const double *x = is_value ? of_values[i].of : of_tokens[i].of;
+            char place[96];
+            if (!x || isfinite(x[t]) || *p->masked) continue;
+            snprintf(p->masked, sizeof p->masked, "%s of %s, which has no label, is %g",
+                     is_value ? of_values[i].name : of_tokens[i].name,
+                     place_text(place, sizeof place, row, t), x[t]);
+        }
+}
+
 static inline void loss_add_row(loss_parts *p, const dump_facts *f, const dump_row *row,
                                 int64_t dp, int64_t micro) {
     int has = loss_has(f, row);
     p->complete = p->complete && has;
     loss_note_documents(p, f, row);
+    loss_note_masked(p, f, row);
     if (row->rank && row->logp && term_lacking(f, row)) p->lacks_term = term_lacking(f, row);
     if (f->objective != DUMP_SFT && !p->no_memory && row->rank)
         p->no_memory = documents_add_row(&p->documents, row, dp, micro);
@@ -215,6 +243,10 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
     law l = loss_limits(p, f, got, unit);
     step_means *means = loss_is_of_tokens(f) ? &p->tokens.means : &p->means;
     answers_judge(&p->answers, &l, v);
+    if (f->grpo)
+        verdict_say(v, "objective grpo stands for ppo, with advantage %s and reduction %s",
+                    word_facts[FACT_ADVANTAGE].words[f->advantage],
+                    word_facts[FACT_REDUCTION].words[f->reduction]);
     if (v->kind == VERDICT_RIGHT) means_try(means, &l, rank, f, v);
     if (v->kind != VERDICT_WRONG) return;
     means_name(means, &l, rank, f, v);
@@ -225,6 +257,10 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
     if (f->objective == DUMP_KTO && !v->count && rank % f->sp == 0 && /* once per sequence */
         kto_is_of_parts(&p->kto, &p->reported[rank / f->sp * f->sp], &l, v))
         verdict_name(v, mistake_named("kl_of_own_part"));
+    if (isnan(got) && *p->masked) {
+        verdict_name(v, mistake_named("nan_times_mask"));
+        verdict_say(v, "%s", p->masked);
+    }
     answers_end(&p->answers, &l, v);
     if (v->kind == VERDICT_WRONG && !v->count && isfinite(got)) loss_say_options(p, f, v);
 }

@@ -4,8 +4,8 @@
  *
  *     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) + kl_coef (exp(d) - d - 1)
  *
- * or CISPO's -min(r, cispo) A logp + the same, with no gradient through r (MiniMax-M1,
- * arXiv 2506.13585), where A is the token's advantage, d = ref_logp - logp, and r = exp(logp - old_logp), or exp
+ * or CISPO's -min(r, cispo) A logp + the same, with no gradient through this r (MiniMax-M1,
+ * arXiv 2506.13585); the KL term times r with kl_ratio token. There A is the token's advantage, d = ref_logp - logp, and r = exp(logp - old_logp), or exp
  * of the mean of logp - old_logp over the document (importance in dump.h). */
 #ifndef ORACLE_POLICY_H
 #define ORACLE_POLICY_H
@@ -28,6 +28,7 @@ enum {
     TOKEN_K1,
     TOKEN_K2,
     TOKEN_KL_REVERSED,
+    TOKEN_KL_PLAIN,
     TOKEN_RATIO_PART,
     TOKEN_RATIO_SHARE,
     TOKEN_RATIO_OWN,
@@ -50,6 +51,7 @@ static const struct {
     {"kl_estimator", "k1, logp - ref_logp"},
     {"kl_estimator", "k2, (logp - ref_logp)^2 / 2"},
     {"kl_estimator", "k3 of ref_logp - logp with its sign turned"},
+    {"option_not_applied", "kl_ratio"},
     {"ratio_of_parts", "the mean over the rank's own tokens"},
     {"ratio_of_parts", "the sum over the rank's own tokens, over the whole count"},
     {"ratio_of_tokens", NULL},
@@ -100,21 +102,27 @@ typedef struct token_side {
                                                  or 0 if no KL is added */
 } token_side;
 
+/* By what the KL estimate is multiplied. */
+static inline double kl_weight(const dump_facts *f, const token_side *s) {
+    return f->kl_ratio ? f->kl_coef * exp(s->ratio) : f->kl_coef;
+}
+
 static inline double policy_loss(const dump_facts *f, const token_side *s) {
-    double kl = f->kl_coef > 0 ? f->kl_coef * k3(s->reference - s->logp) : 0;
+    double kl = f->kl_coef > 0 ? kl_weight(f, s) * k3(s->reference - s->logp) : 0;
     return advantage_loss(f, s->logp, exp(s->ratio), s->advantage, 0) + kl;
 }
 
 /* The loss with other estimates of KL, or with none. */
 static inline void policy_kl_ways(const dump_facts *f, const token_side *s, double *loss) {
-    double d = s->reference - s->logp, free;
+    double d = s->reference - s->logp, weight = kl_weight(f, s), free;
     if (!(f->kl_coef > 0)) return;
-    free = loss[TOKEN_RIGHT] - f->kl_coef * k3(d);
-    loss[TOKEN_KL_CUT] = free + f->kl_coef * fmin(k3(d), 10);
+    free = loss[TOKEN_RIGHT] - weight * k3(d);
+    loss[TOKEN_KL_CUT] = free + weight * fmin(k3(d), 10);
     loss[TOKEN_NO_KL] = free;
-    loss[TOKEN_K1] = free - f->kl_coef * d;
-    loss[TOKEN_K2] = free + f->kl_coef * d * d / 2;
-    loss[TOKEN_KL_REVERSED] = free + f->kl_coef * k3(-d);
+    loss[TOKEN_K1] = free - weight * d;
+    loss[TOKEN_K2] = free + weight * d * d / 2;
+    loss[TOKEN_KL_REVERSED] = free + weight * k3(-d);
+    if (f->kl_ratio) loss[TOKEN_KL_PLAIN] = free + f->kl_coef * k3(d);
 }
 
 /* The loss with another token's number of one side tensor; NaN: there is no such token. */
@@ -145,22 +153,24 @@ typedef struct token_slopes {
 static inline token_slopes token_slopes_of(const dump_facts *f, const dump_row *row, int64_t t,
                                            const sequence_ratio *of) {
     token_slopes s = {.logp = -1, .size = fabs(row->logp[t])};
-    double ratio, most, d;
+    double ratio, most, d, weight;
     if (f->objective != DUMP_PPO) return s;
     ratio = exp(of ? of->whole : row->logp[t] - row->old_logp[t]);
     most = row->advantages[t] < 0 ? fmax(ratio, 1 - f->clip_low) : ratio;
     d = f->kl_coef > 0 ? row->ref_logp[t] - row->logp[t] : 0;
-    s.old_logp = row->advantages[t] * ratio;
+    weight = f->kl_ratio ? f->kl_coef * ratio : f->kl_coef;
+    s.old_logp = row->advantages[t] * ratio - (f->kl_ratio ? weight * k3(d) : 0);
     s.advantage = -most;
-    s.reference = f->kl_coef * expm1(d);
+    s.reference = weight * expm1(d);
     s.logp = -s.old_logp - s.reference;
-    s.size = fabs(row->advantages[t]) * most + f->kl_coef * k3(d);
+    s.size = fabs(row->advantages[t]) * most + weight * k3(d);
     if (f->cispo > 0) {
         ratio = fmin(ratio, f->cispo);
-        s.old_logp = row->advantages[t] * ratio * row->logp[t];
+        s.size = fabs(row->advantages[t] * ratio * row->logp[t]);
+        s.old_logp = s.size + (f->kl_ratio ? weight * k3(d) : 0);
         s.advantage = -ratio * row->logp[t];
-        s.logp = fabs(s.old_logp) + fabs(row->advantages[t]) * ratio + fabs(s.reference);
-        s.size = fabs(s.old_logp) + f->kl_coef * k3(d);
+        s.logp = s.old_logp + fabs(row->advantages[t]) * ratio + fabs(s.reference);
+        s.size += weight * k3(d);
     }
     return s;
 }

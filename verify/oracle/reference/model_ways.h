@@ -93,12 +93,18 @@ static const reference_way wrong_ways[] = {
     {.name = "outputs_averaged",
      .merge = MERGE_UNSCALED,
      .form = "by sums of exponentials that are not of one maximum"},
+    {.name = "merge_weights_swapped", .merge = MERGE_SWAPPED},
     {.name = "kv_heads_in_turn", .in_turn = 1},
     {.name = "heads_permuted", .heads = HEADS_DEALT, .form = "dealt to ranks in turn"},
     {.name = "heads_permuted", .heads = HEADS_COLLECTED, .form = "collected in turn"},
     {.name = "tokens_permuted", .tokens = 1, .form = "outs lie as ranks have them"},
     {.name = "scale_missing", .scale = SCALE_OF_DIM, .form = "1 / sqrt(head_dim)"},
     {.name = "scale_missing", .scale = SCALE_ONE, .form = "1"},
+    {.name = "rotary_missing", .unrotated = UNROTATED_KEYS, .form = "keys"},
+    {.name = "rotary_missing", .unrotated = UNROTATED_QUERIES, .form = "queries"},
+    {.name = "rotary_missing",
+     .unrotated = UNROTATED_KEYS | UNROTATED_QUERIES,
+     .form = "queries and keys"},
     {.name = "window_missing", .no_window = 1},
     {.name = "window_by_local_row", .sight = SEES_LOCAL_WINDOW},
     {.name = "window_by_local_row",
@@ -155,8 +161,8 @@ enum { WRONG_WAYS = sizeof wrong_ways / sizeof *wrong_ways };
 static inline int way_is_of_forward(const reference_way *w) {
     return w->passes != PASS_BACKWARD &&
            (w->positions || w->sight || w->seen || w->hop || w->layout || w->own_kv ||
-            w->in_turn || w->scale || w->no_window || w->no_softcap || w->heads || w->tokens ||
-            w->merge);
+            w->in_turn || w->scale || w->unrotated || w->no_window || w->no_softcap ||
+            w->heads || w->tokens || w->merge);
 }
 
 /* Whether only several ranks that share a sequence can make the mistake. */
@@ -185,6 +191,7 @@ static inline int way_has_meaning(const dump *d, const reference_way *w,
     if (way_is_of_ranks(w) && d->sp == 1) return 0;
     if (w->hop && (d->sp < 3 || w->hop >= d->sp - 1)) return 0;
     if (w->in_turn && (!grouped || c->kv_heads == 1)) return 0;
+    if (w->unrotated && c->no_rope_every) return 0; /* some layers rightly have none */
     if (w->heads && (c->heads % d->sp || c->heads == d->sp)) return 0;
     if (w->backward >= BACKWARD_GROUP_MEAN && !grouped) return 0;
     return way_has_facts(&d->facts, w);

@@ -18,6 +18,7 @@ typedef enum reference_merge {
     MERGE_SUM_OVER_P,   /* the sum of outs over the number of ranks */
     MERGE_MEAN_OF_SEEN, /* the mean of the outs of hops that saw a key */
     MERGE_BY_TWOS,      /* (out + part) / 2, hop after hop */
+    MERGE_SWAPPED,      /* of what is merged and a hop, each has the other's weight */
     MERGE_UNSCALED      /* weighted by sums of exp, each relative to its hop's own maximum */
 } reference_merge;
 
@@ -46,6 +47,7 @@ typedef enum reference_positions {
 } reference_positions;
 
 enum { SCALE_RIGHT, SCALE_OF_DIM, SCALE_ONE };
+enum { UNROTATED_KEYS = 1, UNROTATED_QUERIES = 2 };
 enum { PASSES_BOTH, PASS_FORWARD, PASS_BACKWARD }; /* which pass is wrong */
 enum { HEADS_RIGHT, HEADS_DEALT, HEADS_COLLECTED };
 /* The row numbers that SEES_BY_LOCAL_ROW compares. OF_RANKS: both within their rank, as in a
@@ -63,6 +65,7 @@ typedef struct reference_way {
     int hop;          /* the lost hop; 0: none */
     int layout;       /* the layout that is assumed, TAKEN_... + 1; 0: the dump's */
     int own_kv, in_turn, scale, no_window, no_softcap;
+    int unrotated;     /* UNROTATED_...: these lack the rotary embedding */
     int heads, tokens; /* out's order is wrong: HEADS_...; 1: its rows lie in rank order */
     reference_merge merge;
     reference_backward backward;
@@ -198,6 +201,34 @@ static inline void head_free(reference_head *h) {
     free(h->sees);
 }
 
+/* Takes the rotary embedding off x (dim); grad 1: of its gradient, which is turned forwards. */
+static inline void unrotate(const reference_head *h, double *x, int64_t token, int grad) {
+    const seqpar_llama *m = &h->c->f->model;
+    int64_t half = h->p.dim / 2, at = position_right(h->p.row, token) * half;
+    int type = h->c->f->device->accumulator;
+    for (int64_t i = 0; i < half; i++) {
+        double c = reference_number(m->cosine.data, at + i, type);
+        double s = reference_number(m->sine.data, at + i, type), size = c * c + s * s;
+        double p = x[i], q = x[half + i];
+        if (grad) s = -s;
+        x[i] = (p * c + q * s) / size;
+        x[half + i] = (q * c - p * s) / size;
+    }
+}
+
+/* A mistake: keys or queries that nobody rotated. grad 1: turns the gradients of these into
+   those of the rotated ones, which the model's backward pass takes. */
+static inline void unrotate_all(const reference_head *h, int grad) {
+    const attend *p = &h->p;
+    int what = h->c->wrong ? h->c->f->way->unrotated : 0;
+    double *k = grad ? h->whole.x[ATTEND_DK] : p->in[ATTEND_K];
+    double *q = grad ? h->whole.x[ATTEND_DQ] : p->in[ATTEND_Q];
+    for (int64_t j = 0; what & UNROTATED_KEYS && j < p->key.count; j++)
+        unrotate(h, k + j * p->dim, p->key.token[j], grad);
+    for (int64_t n = 0; what & UNROTATED_QUERIES && n < p->query.count * p->heads; n++)
+        unrotate(h, q + n * p->dim, p->query.token[n / p->heads], grad);
+}
+
 /* Reads the head's q, k and v and, for the backward pass, dout, lse and delta, as doubles in
    the order of p's queries and keys. */
 static inline void head_inputs(reference_head *h) {
@@ -220,6 +251,7 @@ static inline void head_inputs(reference_head *h) {
         h->lse[n] = reference_number(a->lse, row * a->lse_stride + slot, sums);
         h->delta[n] = reference_number(a->delta, row * a->lse_stride + slot, sums);
     }
+    unrotate_all(h, 0);
 }
 
 /* ---- who sees whom ---- */
@@ -266,16 +298,21 @@ static inline int one_hop(reference_head *h, attend_way *w, int64_t hop) {
 
 static inline void merge_one(reference_head *h, reference_merge merge, int64_t n, double *met) {
     int64_t d = h->p.out_dim;
-    double weight = merge == MERGE_UNSCALED ? exp(h->part.x[ATTEND_LSE][n] - h->part.top[n])
-                                            : 1;
+    double lse = h->part.x[ATTEND_LSE][n];
+    double weight = merge == MERGE_UNSCALED  ? exp(lse - h->part.top[n])
+                    : merge == MERGE_SWAPPED ? exp(lse - h->whole.x[ATTEND_LSE][n])
+                                             : 1;
+    double sum = *met + weight;
     double *out = h->whole.x[ATTEND_OUT] + n * d, *part = h->part.x[ATTEND_OUT] + n * d;
-    if (h->part.x[ATTEND_LSE][n] == -INFINITY) return;
+    if (lse == -INFINITY) return;
     for (int64_t i = 0; i < d; i++)
         if (merge == MERGE_BY_TWOS)
             out[i] = *met > 0 ? (out[i] + part[i]) / 2 : part[i];
+        else if (merge == MERGE_SWAPPED)
+            out[i] = *met > 0 ? (weight * out[i] + *met * part[i]) / sum : part[i];
         else
             out[i] += weight * part[i];
-    *met += weight;
+    *met = sum;
 }
 
 /* Merges all hops' outs wrongly, to h->whole; lse stays right. */
@@ -289,7 +326,8 @@ static inline int merge_hops(reference_head *h, reference_merge merge) {
         status = one_hop(h, &w, hop);
         for (int64_t n = 0; !status && n < rows; n++) merge_one(h, merge, n, &met[n]);
     }
-    for (int64_t i = 0; !status && merge != MERGE_BY_TWOS && i < rows * d; i++)
+    int is_merged = merge == MERGE_BY_TWOS || merge == MERGE_SWAPPED;
+    for (int64_t i = 0; !status && !is_merged && i < rows * d; i++)
         h->whole.x[ATTEND_OUT][i] /= merge == MERGE_SUM_OVER_P ? (double)h->p.ranks
                                      : met[i / d] > 0          ? met[i / d]
                                                                : 1;
@@ -535,6 +573,7 @@ static inline int one_head(const reference_call *c, int64_t kv, void *const *to)
     reference_head h;
     int status = head_begin(&h, c, kv);
     if (!status) status = c->p.backward ? run_backward(&h) : head_forward(&h, to[0], to[1]);
+    if (!status && c->p.backward) unrotate_all(&h, 1);
     if (!status && c->p.backward) give_gradients(&h, to[0], to[1], to[2]);
     head_free(&h);
     return status;

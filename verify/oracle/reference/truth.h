@@ -509,6 +509,25 @@ static inline int name_tied_half(truth *t, verdict *v, gradient_check *c, const 
     return status;
 }
 
+/* Names a gradient to which that of the step before was added. 0, or -1 with d->error. */
+static inline int name_kept(truth *t, verdict *v, const double *right) {
+    const seqpar_llama *m = &t->exact.model;
+    kept_gradient k = {.lacks = t->d->facts.optimizer != DUMP_ADAMW || t->adapter};
+    for (int64_t i = 0; i < m->tensor_count && !k.lacks; i++) {
+        tensor_name name;
+        whole moment;
+        int64_t first = m->tensors[i].offset;
+        if (!t->have[i]) continue;
+        if (reference_part(&t->exact, "m.", i, &name, &moment)) return -1;
+        k.lacks = !moment.values;
+        if (moment.values)
+            kept_add(&k, t->got + first, right + first, moment.values, moment.count);
+        whole_free(&moment);
+    }
+    kept_name(&k, t->d, t->gradient_limit, v);
+    return 0;
+}
+
 /* A wrong gradient that no mistake explains is insufficient if PPO ratios lie at the clip's
    edge, where rounding turns a token's gradient on or off. */
 static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *seeds) {
@@ -555,6 +574,7 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     if (status) return -1;
     if (s->v.count == 1) name_way_factor(c, &s->v);
     if (!s->v.count) names_take(&s->v, &factors);
+    if (!s->v.count && name_kept(t, &s->v, right)) return -1;
     doubt_near_clip(t, &s->v, seeds);
     return 0;
 }
@@ -816,7 +836,10 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     if (!status) status = truth_pad(t, right, &seeds);
     if (!status) status = judge_truth_gradient(t, &stages[GRADIENTS], right, &seeds);
     if (status > 0)
-        truth_lacks(&stages[GRADIENTS], "what the objective's loss is made of, beside --model");
+        truth_lacks(&stages[GRADIENTS],
+                    t->d->facts.objective == DUMP_OTHER
+                        ? "--want: of objective other --model knows no loss"
+                        : "what the objective's loss is made of, beside --model");
     if (status < 0 && !t->d->error.status)
         seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
     t->exact.weights = t->rounded.weights = t->turned.weights = NULL;

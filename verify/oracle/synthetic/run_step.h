@@ -85,6 +85,13 @@ static inline int run_supervised(const run *r) {
 static inline int run_loss(run *r) {
     double loss;
     char takes[120];
+    if (r->d.facts.objective == DUMP_OTHER) {
+        seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata objective is other, whose loss is not known here; write "
+                    "the objective that it is",
+                    r->d.ranks[0].path);
+        return -1;
+    }
     if (run_needs(r, run_loss_takes(&r->d.facts, takes, sizeof takes))) return -1;
     if (r->d.facts.objective == DUMP_RM ? run_scores(r) : 0) return -1;
     if (r->d.facts.objective != DUMP_RM && !run_supervised(r)) {
@@ -246,7 +253,7 @@ static inline double *run_after(run *r, const step_inputs *in, double clip) {
     double *after = (double *)malloc((size_t)(in->grad.count + 1) * sizeof *after);
     for (int64_t i = 0; after && i < in->grad.count; i++)
         after[i] = in->param.values[i] +
-                   way_step(&r->d.facts, &step_ways[0], &numbers, element_at(in, i));
+                   way_step(&in->facts, &step_ways[0], &numbers, element_at(in, i));
     if (!after) run_no_memory(r);
     return after;
 }
@@ -298,7 +305,8 @@ static inline int run_step_parameter(void *user, const char *parameter) {
 static inline int run_optimizer(run *r) {
     stage copies = {.judged = 0};
     step_norms n = {.d = NULL};
-    int status = run_needs_optimizer(r) || run_norms(r, &n, &copies);
+    int status = run_needs_optimizer(r) || settings_are_of_parameters(&r->d) ||
+                 run_norms(r, &n, &copies);
     if (!status) {
         run_stepping s = {r, &n, clip_factor(r->d.facts.max_norm, sqrt(n.all))};
         status = each_parameter(&r->d, "grad.", run_step_parameter, &s);
@@ -355,7 +363,8 @@ static inline int run_put_model_after(run *r, const reference *f, const seqpar_t
     step_inputs in = {.clipped = NULL};
     tensor_name name;
     double *after = NULL;
-    int status = whole_read(&r->d, tensor_of(&name, "m.", t->name), 0, r->d.world, &in.m) ||
+    int status = param_settings(&r->d, t->name, &in) ||
+                 whole_read(&r->d, tensor_of(&name, "m.", t->name), 0, r->d.world, &in.m) ||
                  whole_read(&r->d, tensor_of(&name, "v.", t->name), 0, r->d.world, &in.v) ||
                  whole_alloc(&r->d, &in.param, count) || whole_alloc(&r->d, &in.grad, count) ||
                  step_sizes_differ(&r->d, t->name, &in);

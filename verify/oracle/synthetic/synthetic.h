@@ -344,7 +344,7 @@ static inline int made_gradients(made *m, double *const *logp) {
    the gradient, so that eps matters and the gradient is clipped. */
 static inline void made_step(made *m) {
     int64_t n = m->f.model.elements;
-    double square = sum_of_squares(m->gradient, n), clip;
+    double square = sum_of_squares(m->gradient, n);
     const step_way *way = &step_ways[m->plant.step];
     way_numbers numbers, right;
     m->d.facts.optimizer = DUMP_ADAMW;
@@ -353,8 +353,7 @@ static inline void made_step(made *m) {
     m->d.facts.step = 3;
     m->d.facts.eps = 0.3 * sqrt(square / (double)n);
     m->d.facts.max_norm = 0.6 * sqrt(square);
-    clip = way->clip == CLIP_NOT ? 1 : clip_factor(m->d.facts.max_norm, sqrt(square));
-    numbers = way_begin(&m->d.facts, way, clip);
+    numbers = way_begin(&m->d.facts, way, way_clip_by(way, m->d.facts.max_norm, sqrt(square)));
     right = way_begin(&m->d.facts, &step_ways[0],
                       clip_factor(m->d.facts.max_norm, sqrt(square)));
     seqpar_device_read(m->f.device, m->param, m->f.model.params.data, 0, n,

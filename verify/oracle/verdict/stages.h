@@ -55,6 +55,7 @@ static inline int stage_is_of(int i, const dump_facts *f) {
     case LOGITS: return !values;
     case LOG_PROBS: return f->objective != DUMP_VALUE;
     case REWARDS: return f->objective == DUMP_RM || f->objective == DUMP_PPO;
+    case LOSS: return f->objective != DUMP_OTHER;
     case COUNTS: return f->objective == DUMP_SFT && f->reduction == DUMP_BY_TOKEN;
     default: return 1;
     }

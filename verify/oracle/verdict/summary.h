@@ -144,7 +144,7 @@ static inline void summary_add_silent(summary *s, const stage *stage, int i) {
 static inline void summary_add_gradients(summary *s, const stage *stages, const char *hint) {
     const stage *g = &stages[GRADIENTS];
     if (g->judged) return;
-    summary_add(s, "%sgradients were NOT judged: ", *s->text ? "; " : "");
+    summary_add(s, "%sgradients of parameters were NOT judged: ", *s->text ? "; " : "");
     if (*g->lacks)
         summary_add(s, "it takes %s", g->lacks);
     else

@@ -31,6 +31,9 @@ static const struct {
     {" gae_of_own_tokens gae_restarted_at_cut value_lost_at_cut gae_across_documents "
      "reward_on_every_rank reward_on_wrong_rank whitened_by_rank ",
      "several packed responses, of which a rank holds several pieces, with unequal values"},
+    {" reward_on_masked_token gae_over_masked_tokens gae_restarted_at_mask ",
+     "tokens without a label between supervised ones and behind them, whose values and rewards "
+     "are not 0, and gamma or gae_lambda below 1"},
     {" gathered_in_rank_order side_tensor_not_split old_log_probs_shifted ",
      "zigzag or stripe, several documents, and numbers that differ from token to token"},
     {" baseline_of_one_replica baseline_of_batch std_missing groups_by_stride "
@@ -39,6 +42,7 @@ static const struct {
     {" share_alone micro_batches_lost another_window micro_batches_counted "
      "nan_of_an_empty_rank counted_before_mask ",
      "several micro-batches of unequal counts and losses on several ranks"},
+    {" nan_times_mask ", "NaN at a token without a label, and labels on every rank"},
     {" option_not_applied margin_missing ratio_of_tokens ",
      "the option above 0, and what it acts on unequal from token to token"},
     {" token_zero_ignored row_taken_for_sequence ",
@@ -48,9 +52,10 @@ static const struct {
      "rows of several documents, with cuts between ranks inside trained text"},
     {" never_synchronised replicas_not_reduced sequence_not_reduced ",
      "different tokens on each rank and replica"},
+    {" gradient_kept ", "the second step, with its moments"},
     {" tables_untied ", "a model whose embedding is its head, and --model"},
     {" norm_of_part norms_added norm_counts_copies norm_after_clip not_clipped "
-     "clip_by_own_norm clip_before_reduction ",
+     "clip_by_own_norm clip_before_reduction clip_turns_sign ",
      "a norm above max_norm, and ranks whose own norms differ"},
     {" decay_coupled decay_after_step decay_missing decay_groups_swapped ",
      "a weight decay above 0, and lr so large that lr times it is above rounding"},

@@ -73,7 +73,7 @@ def expect_right(dump, **options):
     if said.returncode or said.stdout.startswith("marginal") and options.get("strict"):
         raise AssertionError(f"seqpar-verify ver {dump}\n{said.stdout}")
     headline = " ".join(re.split(r"\n {4}(?=\S)", said.stdout)[0].split())  # what is wrapped is indented by more
-    if "gradients were NOT judged" in headline:
+    if "gradients of parameters were NOT judged" in headline:
         warnings.warn(f"{dump}: {headline}", GradientsNotJudged, stacklevel=2)
     return headline
 
