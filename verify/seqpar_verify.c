@@ -419,6 +419,7 @@ static int judge_folders(stage *stages, details *more) {
         status = check_truth(stages, &d, model, adapter, numbers.tolerance, budget, more);
         voided = status > 0;
     }
+    if (!status) status = on_policy_stage(&stages[LOSS], &d);
     if (!status && wanted)
         status = dump_open(&want, wanted) || check_wanted(&want) || same_step(&d, &want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance, more);

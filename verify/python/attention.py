@@ -109,6 +109,15 @@ def merge(one, other):
     return sum(_exp(part_lse, lse)[..., None] * out for out, part_lse in (one, other)), lse
 
 
+def merge_swapped(one, other):
+    """Each with the weight of the other, where both saw a key."""
+    lse = torch.logaddexp(one[1], other[1])
+    both = torch.isfinite(one[1]) & torch.isfinite(other[1])
+    mine, theirs = (_exp(part[1], lse) for part in (one, other))
+    mine, theirs = torch.where(both, theirs, mine), torch.where(both, mine, theirs)
+    return mine[..., None] * one[0] + theirs[..., None] * other[0], lse
+
+
 # ---- ring ----
 
 def _circulate(s, hops, k, v):
@@ -131,6 +140,8 @@ def ring_forward(s, q, k, v):
         seen = sum(torch.isfinite(part[1]).to(q.dtype) for part in parts)
         number = seen.clamp(min=1) if s.variant == "where_seen" else torch.full_like(seen, len(parts))
         out = sum(part[0] for part in parts) / number[..., None]
+    if s.mistake == "merge_weights_swapped":
+        out, lse = reduce(merge_swapped, parts)
     shown = lse
     if s.mistake == "lse_of_last_hop":
         for _, part_lse in parts:

@@ -85,7 +85,11 @@ def ppo(step, m):
 
 
 def mean_of_tokens(step, m, loss):
-    if step.mistake == "nan_of_an_empty_rank" and step.variant == "gradient":
+    masked = (~m.supervised).nonzero()
+    if step.mistake == "nan_times_mask" and len(masked):
+        m.logp = m.logp.detach().index_fill(0, masked[0], -torch.inf)  # as it is dumped
+        loss = loss.index_fill(0, masked[0], torch.inf) * m.supervised
+    elif step.mistake == "nan_of_an_empty_rank" and step.variant == "gradient":
         loss = loss * m.supervised  # 0 times NaN is NaN, and so is the gradient
     else:
         loss = torch.where(m.supervised, loss, torch.zeros_like(loss))

@@ -85,7 +85,10 @@ def forward(c, w, share, ranks, tape=None):
 def attend(c, layer, x, positions, setting):
     q, k, v = (F.linear(x, layer[name]).view(len(x), heads, c.head_dim)
                for name, heads in (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads)))
-    out = Attention.apply(rotary(q, positions, THETA), rotary(k, positions, THETA), v, setting)
+    bare = c.variant if c.mistake == "rotary_missing" else ""
+    q = q if bare in ("queries", "both") else rotary(q, positions, THETA)
+    k = k if bare in ("keys", "both") else rotary(k, positions, THETA)
+    out = Attention.apply(q, k, v, setting)
     return F.linear(out.reshape(len(x), c.heads * c.head_dim), layer["o_proj"])
 
 

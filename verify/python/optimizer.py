@@ -93,6 +93,8 @@ def clip(c, ranks, local, own, shown):
     """The factor of all gradients, by the norm of the whole."""
     if c.mistake in ("not_clipped", "clip_before_reduction"):
         return 1.0
+    if c.mistake == "clip_turns_sign":  # a limit of -1, or with its sign turned
+        return -(c.max_norm or 1.0) / (float(whole_norm(c, ranks, own)) + 1e-6)
     if c.mistake == "clip_by_own_norm":
         return coefficient(c, norm_of(own) if is_sharded(c, ranks) else norm_of(local))
     if c.mistake in ("norm_of_part", "norms_added", "norm_counts_copies") and c.variant == "used":

@@ -49,7 +49,7 @@ import numpy
 
 DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
           "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
-MICRO_BATCH = ("index", "ids", "positions", "labels", "logits", "logp", "ref_logp", "cu_seqlens")
+MICRO_BATCH = ("index", "ids", "positions", "labels", "logits", "logp", "ref_logp", "cu_seqlens", "boundaries")
 OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count", "weights", "mean_logp", "logits_lse"), "dpo": (),
                 "rm": ("values", "scores", "margins"), "kto": ("desirable", "kl"),
                 "ppo": ("old_logp", "advantages", "rewards", "groups", "values", "returns",
@@ -57,7 +57,7 @@ OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count", "weights", "mean_logp", "logit
                 "value": ("values", "returns", "old_values"), "other": ()}
 OF_OBJECTIVE["grpo"] = OF_OBJECTIVE["ppo"]
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "part_out", "part_lse")
-KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "kl_ratio", "dual_clip", "cispo", "z_loss",
+KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "kl_ratio", "on_policy", "dual_clip", "cispo", "z_loss",
             "entropy_coef", "importance", "advantage", "advantage_eps", "gamma", "gae_lambda", "clip_value",
             "loss_type", "label_smoothing", "simpo_gamma", "center", "desirable_weight", "undesirable_weight",
             "softmax_scale", "window", "softcap", "dtype")
@@ -144,6 +144,7 @@ class Dump:
     label_smoothing, z_loss                 SFT
     clip_low, clip_high, dual_clip, cispo, kl_coef, entropy_coef   PPO
     kl_ratio            PPO: token where the KL term is multiplied by the token's ratio; none
+    on_policy           PPO: yes where old_logp is to equal logp, up to rounding; no
     importance          PPO: token, or sequence where all tokens of a document have one ratio (GSPO)
     advantage           PPO: given, group, group_mean, rloo, or gae with gamma and gae_lambda; advantage_eps
     clip_value          value
@@ -177,6 +178,7 @@ class Dump:
         logp          (n)         log-prob of the label; any value without a label
         ref_logp      (n)         the same under the reference model: DPO, KTO, PPO with kl_coef
         cu_seqlens    (docs + 1)  where documents begin in the row, and where the last one ends
+        boundaries    (docs + 1)  the same as meant, where cu_seqlens is what the package used: the two are compared
 
         sft
         loss_sum      ()          this rank's sum of losses

@@ -155,6 +155,7 @@ MISTAKES = {
     "replicas_not_reduced": needs(sp=(2,), dp=(2,), shard=("none",)),
     "sequence_not_reduced": needs(sp=(2,), dp=(2,), shard=("none",)),
     "micro_batches_lost": needs(**ACCUMULATION),
+    "gradient_kept": needs(**STEP, warm_up=(True,)),
     # the loss and its gradient
     "mean_of_means": needs(**TOKEN_MEAN, variants=GROUPS),
     "mean_of_non_empty_means": needs(**EMPTY_RANK, sp=(3, 4), variants=("ranks", "sequence")),
@@ -166,6 +167,7 @@ MISTAKES = {
     "counted_before_mask": needs(**TOKEN_MEAN, sp=(1, 2, 3)),
     "micro_batches_counted": needs(**TOKEN_MEAN, **ACCUMULATION),
     "nan_of_an_empty_rank": needs(**EMPTY_RANK, **SP, variants=("value", "gradient")),
+    "nan_times_mask": needs(objective=("sft", "ppo"), documents=("ordinary",)),
     "own_mean_alone": needs(**TOKEN_MEAN, **SP, variants=("logged", "trained")),
     "mean_over_sequences": needs(objective=MEANS, reduction=("token",), documents=("several",)),
     "mean_over_tokens": needs(objective=MEANS, reduction=("sequence",), documents=("several",)),
@@ -222,6 +224,7 @@ MISTAKES = {
     "clip_before_reduction": needs(**SP, **WHOLE, **CLIP, variants=("own", "whole")),
     "clip_by_own_norm": needs(**SP, variants={"gradient": dict(WHOLE, **CLIP), "shard": dict(SHARDS, **CLIP),
                                               "sgd": dict(WHOLE, **CLIP_SGD)}),
+    "clip_turns_sign": needs(variants={"unlimited": dict(STEP, max_norm=(0,)), "sgd": CLIP_SGD}),
     "bias_correction_missing": needs(**STEP, beta2=(0.999, 0.95)),
     "decay_coupled": needs(**STEP, weight_decay=(0.1, 0.5)),
     "another_decay": needs(**STEP, weight_decay=(0.1, 0.5), variants=("half", "spared")),
@@ -242,6 +245,8 @@ MISTAKES = {
     "hop_lost": needs(**dict(RING, sp=(3, 4)), variants={"both": {}, "forward": {}, "contiguous": dict(
         layout=("contiguous",), documents=("one",), objective=("sft",), window=(0,))}),
     "outputs_averaged": needs(**RING, variants=("all_hops", "where_seen")),
+    "merge_weights_swapped": needs(**RING),
+    "rotary_missing": needs(documents=("several", "one"), variants=("keys", "queries", "both")),
     "lse_of_last_hop": needs(**RING, variants=("shown", "saved")),
     "kv_heads_in_turn": needs(heads=(4, 6), kv_heads=(2,)),
     "scale_missing": needs(softmax_scale=(0.2, 0.6)),
@@ -333,6 +338,8 @@ def train(c, ranks, folder):
     if ranks.rank == 0 and not c.want:
         write_llama(folder + ".model", model.llama_config(c), w)
     local, loss, micro_batches = gradients(c, ranks, w, own)
+    if c.mistake == "gradient_kept":  # .grad still has the gradient of the step before, from which the moments are
+        local = {name: x + moments[name][0] / (1 - c.beta1) for name, x in local.items()}
     reduced = optimizer.reduce_gradients(c, ranks, local)
     took = step(c, ranks, w, local, reduced, moments)
     write(c, ranks, folder, w, micro_batches, loss, local, took)

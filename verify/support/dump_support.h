@@ -42,9 +42,10 @@ typedef struct scene {
     int keys;
     int with_margins, with_values, with_token_rewards; /* tensors that not every scene has */
     int with_weights;
-    double dual_clip, cispo; /* 0: none */
-    int kl_ratio;            /* the KL term is multiplied by the ratio */
-    int grpo;                /* the metadata call objective ppo so, and leave out the rest */
+    double dual_clip, cispo;           /* 0: none */
+    int64_t used_docs, used[DOCS + 1]; /* cu_seqlens, beside boundaries; 0 documents: not */
+    int kl_ratio;                      /* the KL term is multiplied by the ratio */
+    int grpo; /* the metadata call objective ppo so, and leave out the rest */
     double smoothing, z_loss, entropy_coef;
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor not written; one split by source */

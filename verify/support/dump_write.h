@@ -124,6 +124,11 @@ static inline void add_integers(page *p, int64_t rank, int64_t micro, const row 
     add(p, micro, "index", copy(s.index[member], sizeof ids), SEQPAR_SAFETENSORS_I32, n);
     add(p, micro, "ids", copy(ids, sizeof ids), SEQPAR_SAFETENSORS_I32, n);
     add(p, micro, "labels", copy(labels, sizeof labels), SEQPAR_SAFETENSORS_I32, n);
+    if (s.used_docs)
+        add(p, micro, "boundaries", copy(begins, sizeof begins), SEQPAR_SAFETENSORS_I64,
+            docs + 1);
+    if (s.used_docs) memcpy(begins, s.used, sizeof s.used);
+    if (s.used_docs) docs = s.used_docs;
     add(p, micro, "cu_seqlens", copy(begins, sizeof begins), SEQPAR_SAFETENSORS_I64, docs + 1);
 }
 

@@ -187,6 +187,58 @@ static void test_grpo(void) {
     test_end("objectives_grpo");
 }
 
+/* What the package took for documents, beside those that are meant. */
+static void test_boundaries(void) {
+    static const struct {
+        int64_t docs, used[DOCS + 1];
+        const char *headline, *text;
+    } table[] = {
+        {DOCS, {0, 23, 24, 47, 53, 72, 79, 98, 107}, NULL, "the 8 documents of boundaries"},
+        {1, {0, 107}, "documents_ignored", "lacks 7 offsets of boundaries, first 23"},
+        {7, {0, 23, 24, 47, 72, 79, 98, 107}, "documents_ignored", "lacks 1 offsets of bou"},
+        {8, {0, 23, 24, 48, 53, 72, 79, 98, 107}, "unknown", "boundaries has not, first 48"},
+        {8,
+         {0, 23, 24, 47, 53, 72, 79, 98, 106},
+         "unknown",
+         "lacks 1 offsets of boundaries, "
+         "first 107"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        char headline[40] = "right";
+        make("sft", SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+        s.used_docs = table[i].docs;
+        memcpy(s.used, table[i].used, sizeof s.used);
+        if (table[i].headline)
+            snprintf(headline, sizeof headline, "wrong: %s", table[i].headline);
+        expect(table[i].headline != NULL, headline, table[i].text);
+        test_end("objectives_boundaries_%zu", i);
+    }
+}
+
+/* The sampler's log-probs are to be those of training. */
+static void test_on_policy(void) {
+    make_ppo("group");
+    EACH_ROW(dp, a)
+    memcpy(s.of[dp][a].old_logp, s.of[dp][a].logp, sizeof s.of[dp][a].logp);
+    s.dtype = SEQPAR_SAFETENSORS_F32;
+    set_loss(right_loss());
+    say_word("on_policy", "yes");
+    expect(0, "right", "on_policy: ");
+    test_end("objectives_on_policy");
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) s.of[dp][a].old_logp[t] *= 1 + 1e-6;
+    set_loss(right_loss());
+    expect(0, "right", "on_policy: |logp - old_logp|: mean");
+    test_end("objectives_on_policy_nearly");
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) s.of[dp][a].old_logp[t] *= 1.1;
+    set_loss(right_loss());
+    expect(1, "wrong: unknown", "a temperature or a penalty that one side alone applies");
+    test_end("objectives_on_policy_scaled");
+    s.keys = 0;
+    expect(0, "right", "loss right");
+    test_end("objectives_on_policy_not_said");
+}
+
 /* A token without a label has Inf, and its loss is multiplied by 0. */
 static void test_nan_times_mask(void) {
     static const char *const objectives[] = {"sft", "dpo", "kto", "ppo"};
@@ -489,6 +541,8 @@ int main(int argc, char **argv) {
     each_objective(test_right);
     TEST(test_sides());
     each_objective(odd_but_right);
+    TEST(test_boundaries());
+    TEST(test_on_policy());
     TEST(test_other());
     TEST(test_grpo());
     TEST(test_nan_times_mask());

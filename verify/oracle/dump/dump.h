@@ -39,6 +39,9 @@
  *     cispo ("0": none)    PPO: the loss of a token is -min(r, cispo) A logp, with no gradient
  *                          through r, in place of the clip (CISPO): 1 + epsilon_high, or TRL's
  *                          epsilon_high as it is
+ *     on_policy ("no")     PPO: yes, old_logp is to equal logp: the sampler's log-probs are
+ *                          training's before the first update. Judged with the loss, as by
+ *                          `seqpar-verify on_policy`
  *     kl_ratio ("none")    PPO: token, the KL term is multiplied by the token's ratio r, and has a
  *                          gradient through it (TRL: use_bias_correction_kl)
  *     importance ("token") PPO: token, each token has its own ratio r; sequence (GSPO), all
@@ -70,6 +73,9 @@
  *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends;
  *                              the same on all ranks. Without it, packing is not judged. A
  *                              replica without a row writes 0 alone, and empty tensors.
+ *     A.boundaries  (docs + 1) the same as they are meant, beside cu_seqlens as the package used
+ *                              them: then the two are compared, and all else is judged by
+ *                              boundaries
  *     A.ids         (n)        tokens
  *     A.positions   (n)        as given to the model
  *     A.labels      (n)        the token to predict here, already shifted; -100: none. Any
@@ -167,7 +173,9 @@ typedef struct dump {
    rank of a token that no rank holds is -1. */
 typedef struct dump_row {
     int64_t tokens, docs;
-    int64_t *cu_seqlens;   /* (docs + 1) */
+    int64_t *cu_seqlens; /* (docs + 1) as meant: boundaries, or else A.cu_seqlens */
+    int64_t *used;       /* (used_docs + 1) A.cu_seqlens beside boundaries */
+    int64_t used_docs;
     int64_t *rank, *local; /* the rank that holds the token; its index on that rank */
     int64_t *next;         /* the next token on the same rank; -1: none */
     int64_t *gathered;     /* its index if all ranks' tokens are concatenated in rank order */
@@ -248,14 +256,19 @@ static inline long long dump_micro_of(const char *name, const char **what) {
 /* Refuses unknown names and micro-batches: tensors are optional, so that a misspelt one would
    pass for an absent one, and its check would be skipped. */
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
-    static const char *const known[] = {
-        "index",      "ids",        "positions",     "labels",   "logits",     "loss_sum",
-        "loss_count", "logp",       "ref_logp",      "old_logp", "values",     "scores",
-        "rewards",    "groups",     "desirable",     "kl",       "advantages", "q",
-        "k",          "v",          "out",           "lse",      "dout",       "dq",
-        "dk",         "dv",         "cu_seqlens",    "part_out", "part_lse",   "margins",
-        "returns",    "old_values", "token_rewards", "weights",  "mean_logp",  "logits_lse",
-        "entropy",    NULL};
+    static const char *const known[] = {"index",      "ids",        "positions",
+                                        "labels",     "logits",     "loss_sum",
+                                        "loss_count", "logp",       "ref_logp",
+                                        "old_logp",   "values",     "scores",
+                                        "rewards",    "groups",     "desirable",
+                                        "kl",         "advantages", "q",
+                                        "k",          "v",          "out",
+                                        "lse",        "dout",       "dq",
+                                        "dk",         "dv",         "cu_seqlens",
+                                        "part_out",   "part_lse",   "margins",
+                                        "returns",    "old_values", "token_rewards",
+                                        "weights",    "mean_logp",  "logits_lse",
+                                        "entropy",    "boundaries", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         const char *what;

@@ -29,8 +29,9 @@ enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
-    int64_t loss_type, importance, kl_ratio, grpo; /* grpo 1: objective ppo is named so */
-    int64_t step;                                  /* of the optimizer; 1: the first */
+    int64_t loss_type, importance, kl_ratio, on_policy,
+        grpo;     /* grpo 1: objective ppo is named so */
+    int64_t step; /* of the optimizer; 1: the first */
     double beta;
     double desirable_weight, undesirable_weight; /* of KTO */
     double reduction_constant, label_smoothing, simpo_gamma, center;
@@ -74,7 +75,8 @@ static const struct {
                   {"dtype",
                    offsetof(dump_facts, dtype),
                    {"tensors", "float64", "float32", "tf32", "float16", "bfloat16"}},
-                  {"kl_ratio", offsetof(dump_facts, kl_ratio), {"none", "token"}}};
+                  {"kl_ratio", offsetof(dump_facts, kl_ratio), {"none", "token"}},
+                  {"on_policy", offsetof(dump_facts, on_policy), {"no", "yes"}}};
 
 static const struct {
     const char *key;
@@ -175,10 +177,17 @@ static inline int dump_read_number(const seqpar_safetensors_file *file, const ch
     return -1;
 }
 
-/* CISPO has no second clip, and neither it nor the KL term a document's ratio. 0, or -1 with the
-   error set. */
+/* CISPO has no second clip, and neither it nor the KL term a document's ratio; PPO alone has
+   log-probs of a sampler. 0, or -1 with the error set. */
 static inline int dump_facts_disagree(const dump_facts *f, const char *path,
                                       seqpar_error *error) {
+    if (f->on_policy && f->objective != DUMP_PPO) {
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata on_policy is 'yes' and objective %s, which has no "
+                    "old_logp; leave on_policy out",
+                    path, word_facts[FACT_OBJECTIVE].words[f->objective]);
+        return -1;
+    }
     if (f->kl_ratio && f->importance == DUMP_RATIO_OF_SEQUENCE) {
         seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata kl_ratio is 'token' and importance is 'sequence', but a "

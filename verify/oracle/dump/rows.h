@@ -43,9 +43,9 @@ static inline double **row_number(dump_row *row, int i) {
 }
 
 static inline void dump_row_free(dump_row *row) {
-    int64_t *integers[] = {row->cu_seqlens, row->rank,  row->local, row->next,
-                           row->gathered,   row->order, row->ids,   row->positions,
-                           row->labels,     row->groups};
+    int64_t *integers[] = {row->cu_seqlens, row->used,     row->rank,  row->local,
+                           row->next,       row->gathered, row->order, row->ids,
+                           row->positions,  row->labels,   row->groups};
     for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) free(integers[i]);
     for (int i = 0; i < ROW_NUMBERS; i++) free(*row_number(row, i));
 }
@@ -233,13 +233,19 @@ static inline double *dump_gather_numbers(dump *d, int64_t dp, int64_t micro, co
     return (double *)dump_gather(d, dp, micro, what, row, dump_as_numbers, &none);
 }
 
-/* Whether this rank's cu_seqlens differs from the row's, or cannot be read: sets d->error. */
-static inline int dump_documents_differ(dump *d, int64_t rank, int64_t micro,
-                                        const dump_row *row) {
-    const seqpar_safetensors_tensor *t = dump_find(d, rank, micro, "cu_seqlens");
+/* Offsets of documents in a row, as cu_seqlens has them. */
+typedef struct row_offsets {
+    int64_t *at; /* (docs + 1), allocated; NULL: not in the dump */
+    int64_t docs;
+} row_offsets;
+
+/* Whether this rank's tensor differs from the row's, or cannot be read: sets d->error. */
+static inline int dump_offsets_differ(dump *d, int64_t rank, int64_t micro, const char *what,
+                                      const row_offsets *of) {
+    const seqpar_safetensors_tensor *t = dump_find(d, rank, micro, what);
     int64_t *own = t ? dump_integers(d, rank, t) : NULL;
-    if (own && (t->count != row->docs + 1 ||
-                memcmp(own, row->cu_seqlens, (size_t)t->count * sizeof *own)))
+    if (own &&
+        (t->count != of->docs + 1 || memcmp(own, of->at, (size_t)t->count * sizeof *own)))
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: tensor %s differs from that of another rank of the sequence; "
                     "write the document boundaries of the whole row, the same on every rank",
@@ -248,43 +254,59 @@ static inline int dump_documents_differ(dump *d, int64_t rank, int64_t micro,
     return d->error.status != 0;
 }
 
-/* Whether cu_seqlens is 0 alone, and no rank holds a token: a replica without a row, as dynamic
-   batches leave one. */
-static inline int is_of_nothing(const dump_row *row, int64_t count) {
-    return count == 1 && row->cu_seqlens[0] == 0 && !row->tokens;
+/* Whether the offsets are 0 alone, and no rank holds a token: a replica without a row, as
+   dynamic batches leave one. */
+static inline int is_of_nothing(const row_offsets *of, int64_t tokens) {
+    return of->docs == 0 && of->at[0] == 0 && !tokens;
 }
 
-/* Reads cu_seqlens, which is the same on all ranks that have it. If it ends after the last held
-   token, the row is extended, so that missing tokens show. 0, or -1 with d->error. */
-static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *row) {
+/* Reads the tensor, which is the same on all ranks that have it. tokens: that ranks hold. 0, or -1
+   with d->error; of->at is to be freed in either case. */
+static inline int dump_offsets(dump *d, int64_t dp, int64_t micro, const char *what,
+                               int64_t tokens, row_offsets *of) {
     const seqpar_safetensors_tensor *t = NULL;
     int64_t r = dp * d->sp, last = (dp + 1) * d->sp;
-    while (r < last && !(t = dump_find(d, r, micro, "cu_seqlens"))) r++;
+    while (r < last && !(t = dump_find(d, r, micro, what))) r++;
     if (!t) return 0;
-    if (!(row->cu_seqlens = dump_integers(d, r, t))) return -1;
-    row->docs = t->count - 1;
-    if ((row->docs < 1 && !is_of_nothing(row, t->count)) ||
-        row->cu_seqlens[row->docs] > DUMP_TOKENS_MAX) {
+    if (!(of->at = dump_integers(d, r, t))) return -1;
+    of->docs = t->count - 1;
+    if ((of->docs < 1 && !(t->count && is_of_nothing(of, tokens))) ||
+        of->at[of->docs] > DUMP_TOKENS_MAX) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: tensor %s has %lld elements and ends with %lld; write one element "
                     "more than there are documents, the last at most %d",
                     d->ranks[r].path, t->name, (long long)t->count,
-                    (long long)(t->count ? row->cu_seqlens[row->docs] : 0), DUMP_TOKENS_MAX);
+                    (long long)(t->count ? of->at[of->docs] : 0), DUMP_TOKENS_MAX);
         return -1;
     }
     for (int64_t i = 0; i < t->count; i++)
-        if (row->cu_seqlens[i] < 0 ||
-            (i ? row->cu_seqlens[i] < row->cu_seqlens[i - 1] : row->cu_seqlens[0] != 0)) {
+        if (of->at[i] < 0 || (i ? of->at[i] < of->at[i - 1] : of->at[0] != 0)) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                         "%.300s: tensor %s has %lld at element %lld; write offsets that begin "
                         "with 0 and never decrease",
-                        d->ranks[r].path, t->name, (long long)row->cu_seqlens[i], (long long)i);
+                        d->ranks[r].path, t->name, (long long)of->at[i], (long long)i);
             return -1;
         }
-    if (row->cu_seqlens[row->docs] > row->tokens) row->tokens = row->cu_seqlens[row->docs];
     for (r++; r < last; r++)
-        if (dump_documents_differ(d, r, micro, row)) return -1;
+        if (dump_offsets_differ(d, r, micro, what, of)) return -1;
     return 0;
+}
+
+/* Reads cu_seqlens and boundaries; where both are there, boundaries are the row's documents. If
+   these end after the last held token, the row is extended, so that missing tokens show. 0, or -1
+   with d->error. */
+static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *row) {
+    row_offsets used = {0}, meant = {0};
+    int status = dump_offsets(d, dp, micro, "cu_seqlens", row->tokens, &used) ||
+                 dump_offsets(d, dp, micro, "boundaries", row->tokens, &meant);
+    if (!meant.at) meant = used;
+    row->cu_seqlens = meant.at;
+    row->docs = meant.docs;
+    row->used = used.at == meant.at ? NULL : used.at;
+    row->used_docs = used.docs;
+    if (!status && meant.at && meant.at[meant.docs] > row->tokens)
+        row->tokens = meant.at[meant.docs];
+    return status ? -1 : 0;
 }
 
 /* ---- tensors of documents ---- */

@@ -118,7 +118,8 @@ static inline void *write_share(const dump_row *row, int64_t rank, const void *f
 
 static inline int write_is_integer(const char *what) {
     return !strcmp(what, "index") || !strcmp(what, "ids") || !strcmp(what, "positions") ||
-           !strcmp(what, "labels") || !strcmp(what, "cu_seqlens");
+           !strcmp(what, "labels") || !strcmp(what, "cu_seqlens") ||
+           !strcmp(what, "boundaries");
 }
 
 /* Adds a rank's tokens of a row's tensor to its page. heads 0: shape (n); else (n, heads), or

@@ -295,6 +295,23 @@ static inline int on_policy_check(on_policy *p, dump *d) {
     return 0;
 }
 
+/* Of `ver`: adds the verdict to the stage of the loss, where the metadata say that old_logp is to
+   equal logp. 0, or -1 with d->error. */
+static inline int on_policy_stage(stage *s, dump *d) {
+    static on_policy p; /* large */
+    stage one = {.judged = 1};
+    if (!d->facts.on_policy) return 0;
+    if (on_policy_check(&p, d)) return -1;
+    one.v = p.v;
+    if (one.v.kind == VERDICT_CLOSE || one.v.kind == VERDICT_RIGHT) {
+        if (s->judged)
+            verdict_say(&s->v, "on_policy: %s", one.v.line[one.v.kind == VERDICT_CLOSE]);
+        return 0;
+    }
+    stage_add(s, &one);
+    return 0;
+}
+
 /* ---- by position ---- */
 
 typedef struct policy_bin {

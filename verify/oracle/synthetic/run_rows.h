@@ -235,7 +235,8 @@ static inline int move_tensors(run *r, const move *moves, int64_t count, const c
             const char *what = run_what(seqpar_safetensors_at(r->d.ranks[q].file, i)->name);
             size_t used = strlen(done);
             if (!what || run_listed(made, what) || run_listed(done, what)) continue;
-            if (!strncmp(what, "part_", 5)) continue; /* several slices per token */
+            if (!strncmp(what, "part_", 5)) continue;  /* several slices per token */
+            if (!strcmp(what, "boundaries")) continue; /* the output's cu_seqlens */
             snprintf(done + used, sizeof done - used, "%s%s", used ? " " : "", what);
             status = move_tensor(r, moves, count, what);
         }

@@ -53,6 +53,40 @@ static inline void check_places(stage *s, const dump_row *row, const dump_places
                 (long long)found->twice, (long long)found->missing, (long long)found->outside);
 }
 
+/* The first offset of `one` that is not in `other`; -1: all are. *count: how many. */
+static inline int64_t offset_lacks(const int64_t *one, int64_t docs, const int64_t *other,
+                                   int64_t other_docs, int64_t *count) {
+    int64_t first = -1;
+    *count = 0;
+    for (int64_t i = 0, k = 0; i <= docs; i++) {
+        while (k <= other_docs && other[k] < one[i]) k++;
+        if (k <= other_docs && other[k] == one[i]) continue;
+        if (!(*count)++) first = one[i];
+    }
+    return first;
+}
+
+/* Compares the documents that the package used with those that are meant. */
+static inline void check_boundaries(stage *s, const dump_row *row) {
+    int64_t lacking, more, ends, begins;
+    verdict *v = &s->v;
+    if (!row->used) return;
+    ends = offset_lacks(row->cu_seqlens, row->docs, row->used, row->used_docs, &lacking);
+    begins = offset_lacks(row->used, row->used_docs, row->cu_seqlens, row->docs, &more);
+    if (lacking + more == 0) {
+        verdict_say(v, "cu_seqlens has the %lld documents of boundaries", (long long)row->docs);
+        return;
+    }
+    if (v->kind == VERDICT_RIGHT) v = stage_begin(s, VERDICT_WRONG);
+    if (lacking && !more) verdict_name(v, mistake_named("documents_ignored"));
+    if (lacking)
+        verdict_say(v, "cu_seqlens lacks %lld offsets of boundaries, first %lld",
+                    (long long)lacking, (long long)ends);
+    if (more)
+        verdict_say(v, "cu_seqlens has %lld offsets that boundaries has not, first %lld",
+                    (long long)more, (long long)begins);
+}
+
 /* ---- positions ---- */
 
 /* A token's position or label, as it is right or as a mistake makes it. */
@@ -494,6 +528,7 @@ static inline void judge_row(dump *d, stage *stages, step_parts *p, const dump_r
     stage one[STAGES] = {{0}};
     for (int64_t t = 0; t < row_end(row); t++) d->interleaved |= row->gathered[t] != t;
     check_places(&one[PLACES], row, found, d->sp);
+    if (one[PLACES].judged) check_boundaries(&one[PLACES], row);
     check_positions(&one[POSITIONS], row);
     check_labels(&one[LABELS], row, &p->gaps);
     check_attention(&one[ATTENTION], d, row, found, dp, micro);
