@@ -24,7 +24,7 @@ ADAPTERS = [
     "verl_loss", "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss",
     "xtuner_loss", "small_losses", "veomni_steps", "automodel_cp",
     "automodel_window", "liger_chunked", "peft_ulysses", "torchtitan_loss",
-    "source_cp"
+    "source_cp", "source_gae"
 ]
 SECONDS = 900
 HEADS = ("framework", "version", "check", "verdict", "in plain torch", "finding")
