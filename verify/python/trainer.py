@@ -155,7 +155,7 @@ MISTAKES = {
     "replicas_not_reduced": needs(sp=(2,), dp=(2,), shard=("none",)),
     "sequence_not_reduced": needs(sp=(2,), dp=(2,), shard=("none",)),
     "micro_batches_lost": needs(**ACCUMULATION),
-    "gradient_kept": needs(**STEP, warm_up=(True,)),
+    "gradient_kept": needs(**STEP, warm_up=(True,), max_norm=(0, 100.0), objective=("sft", "ppo")),  # of a size that shows
     # the loss and its gradient
     "mean_of_means": needs(**TOKEN_MEAN, variants=GROUPS),
     "mean_of_non_empty_means": needs(**EMPTY_RANK, sp=(3, 4), variants=("ranks", "sequence")),

@@ -67,13 +67,15 @@ static inline int verdict_names(const verdict *v, const mistake *m) {
 }
 
 /* Of several names, each of which explains its stage, those that explain the other wrong stages
-   with names as well are kept. */
+   with names as well are kept. Only means of groups are found in loss and gradients alike: of
+   other mistakes a stage that does not name one may not be able to. */
 static inline void keep_common_names(verdict *v, const stage *stages) {
     for (int i = 0; i < STAGES && v->count > 1 && !v->all; i++) {
         const verdict *other = &stages[i].v;
         int common = 0;
         if (!stages[i].judged || other->kind != VERDICT_WRONG || other->all) continue;
-        for (int k = 0; k < v->count; k++) common += verdict_names(other, v->named[k]);
+        for (int k = 0; k < v->count; k++)
+            common += v->named[k]->mean != MEAN_NONE && verdict_names(other, v->named[k]);
         for (int k = v->count - 1; common && k >= 0; k--)
             if (!verdict_names(other, v->named[k]))
                 memmove(&v->named[k], &v->named[k + 1],
