@@ -396,6 +396,23 @@ static void check_quantize(void) {
     }
 }
 
+/* All 256 values of a scale's byte: of decade e the centres of 2^e equal parts of 0.1 to 1, times
+   10^(e - 6), both signs, 0 and 1. */
+static void test_nf4_marks(void) {
+    int byte = 128;
+    for (int e = 0; e < 7; e++)
+        for (int part = 0; part < 1 << e; part++, byte++) {
+            double want = (0.1 + 0.9 * (part + 0.5) / (1 << e)) * pow(10, e - 6);
+            test_expect(fabs(seqpar__nf4_mark(byte) - want) < 1e-6 * want,
+                        "byte %d is %.9g, not %.9g", byte, seqpar__nf4_mark(byte), want);
+            test_expect(seqpar__nf4_mark(254 - byte) == -seqpar__nf4_mark(byte),
+                        "byte %d is not minus byte %d", 254 - byte, byte);
+        }
+    test_expect(byte == 255 && seqpar__nf4_mark(255) == 1 && seqpar__nf4_mark(127) == 0,
+                "0 and 1 are others");
+    test_end("device_nf4_marks");
+}
+
 static const op_check checks[] = {
     {"sumsq", check_sumsq, 6e-15, 1},   {"adamw", check_adamw, 3.6e-7, 1},
     {"sgd", check_sgd, 1e-7, 1},        {"quantize", check_quantize, 0, 0},
@@ -408,6 +425,7 @@ int main(int argc, char **argv) {
 #define X(op) TEST(test_op(#op, OP_##op));
     UPDATE_OPS(X)
 #undef X
+    TEST(test_nf4_marks());
     device_close();
     return test_summary();
 }

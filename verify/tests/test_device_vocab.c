@@ -434,12 +434,24 @@ static void check_head_infinite(void) {
     }
 }
 
+/* In row t two columns of the third block are far above all others, both t modulo 64: each
+   of the 64 sums has to find its own. Two, so that there is an entropy. */
+static void check_head_high(void) {
+    enum { LANES = 64, BLOCK = 512, COLUMNS = 4 * BLOCK + 101 };
+    bench b = head_bench(LANES, COLUMNS);
+    for (int64_t t = 0; t < 2 * LANES; t++)
+        b.field[LOGITS].value[t % LANES * b.field[LOGITS].stride + 2 * BLOCK + t] += 128;
+    check_head_values(&b);
+    bench_free(&b);
+}
+
 static void check_vocab_softmax(void) {
     check_head_infinite();
     check_head_golden();
     check_head_far();
     check_head_mixed();
     check_head_climb();
+    check_head_high();
     check_head_size(7, 11, 1);
     check_head_size(5, 37, 1);
     check_head_size(67, 1009, 0);
