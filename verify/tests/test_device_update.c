@@ -131,7 +131,41 @@ static void check_unpack_size(int64_t rows, int64_t cols, int kind) {
     free(x);
 }
 
+/* All 256 values of a scale's byte: of decade e the centres of 2^e equal parts of 0.1 to 1, times
+   10^(e - 6), both signs, 0 and 1. */
+static double nf4_scale(int byte) {
+    int n = byte < 127 ? 126 - byte : byte - 128, e = 0;
+    if (byte == 127 || byte == 255) return byte == 255;
+    while (n >= (2 << e) - 1) e++;
+    double x = (0.1 + 0.9 * (n - (1 << e) + 1.5) / (1 << e)) * pow(10, e - 6);
+    return byte < 127 ? -x : x;
+}
+
+/* A group for each byte; every element is the largest level, 1. */
+static void check_nf4_scales(void) {
+    nf4_elements = 256 * SEQPAR_NF4_GROUP;
+    nf4_device_bytes = malloc((size_t)seqpar_nf4_bytes(nf4_elements));
+    memset(nf4_device_bytes, 0xff, (size_t)seqpar_nf4_bytes(nf4_elements));
+    seqpar_nf4 m = seqpar_nf4_at(nf4_device_bytes, nf4_elements);
+    *(float *)m.steps = 1;
+    *(float *)m.offset = 0;
+    for (int byte = 0; byte < 256; byte++) ((uint8_t *)m.scales)[byte] = (uint8_t)byte;
+    float *x = calloc((size_t)nf4_elements, sizeof *x);
+    for (int64_t n = 0; n < nf4_elements; n++) x[n] = (float)nf4_scale((int)(n / 64));
+    double *whole = unpack_whole(x);
+    for (int byte = 0; byte < 256; byte++) {
+        double want = nf4_scale(byte), got = whole[byte * SEQPAR_NF4_GROUP];
+        test_expect(fabs(got - want) <= 1e-6 * fabs(want), "scale %d is %.9g, not %.9g", byte,
+                    got, want);
+    }
+    check_unpack_part(whole, 0, 256, 0, SEQPAR_NF4_GROUP, SEQPAR_NF4_GROUP);
+    free(whole);
+    free(x);
+    free(nf4_device_bytes);
+}
+
 static void check_nf4_rows(void) {
+    check_nf4_scales();
     for (int kind = 0; kind < 3; kind++) {
         check_unpack_size(1, 1, kind);
         check_unpack_size(7, 11, kind);
@@ -396,23 +430,6 @@ static void check_quantize(void) {
     }
 }
 
-/* All 256 values of a scale's byte: of decade e the centres of 2^e equal parts of 0.1 to 1, times
-   10^(e - 6), both signs, 0 and 1. */
-static void test_nf4_marks(void) {
-    int byte = 128;
-    for (int e = 0; e < 7; e++)
-        for (int part = 0; part < 1 << e; part++, byte++) {
-            double want = (0.1 + 0.9 * (part + 0.5) / (1 << e)) * pow(10, e - 6);
-            test_expect(fabs(seqpar__nf4_mark(byte) - want) < 1e-6 * want,
-                        "byte %d is %.9g, not %.9g", byte, seqpar__nf4_mark(byte), want);
-            test_expect(seqpar__nf4_mark(254 - byte) == -seqpar__nf4_mark(byte),
-                        "byte %d is not minus byte %d", 254 - byte, byte);
-        }
-    test_expect(byte == 255 && seqpar__nf4_mark(255) == 1 && seqpar__nf4_mark(127) == 0,
-                "0 and 1 are others");
-    test_end("device_nf4_marks");
-}
-
 static const op_check checks[] = {
     {"sumsq", check_sumsq, 6e-15, 1},   {"adamw", check_adamw, 3.6e-7, 1},
     {"sgd", check_sgd, 1e-7, 1},        {"quantize", check_quantize, 0, 0},
@@ -425,7 +442,6 @@ int main(int argc, char **argv) {
 #define X(op) TEST(test_op(#op, OP_##op));
     UPDATE_OPS(X)
 #undef X
-    TEST(test_nf4_marks());
     device_close();
     return test_summary();
 }
