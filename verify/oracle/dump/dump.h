@@ -277,13 +277,14 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
         if (numbered && micro < d->accumulation) continue;
         if (dump_is_of_step(name)) continue;
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    numbered ? "%.300s: the micro-batch of tensor %.100s is not below metadata "
-                               "accumulation, %lld; count micro-batches from 0, or write a "
-                               "larger accumulation"
-                             : "%.300s: the name of tensor %.100s is unknown; write loss, "
-                               "norm, grad.NAME and others for the step, A.index, A.ids and "
-                               "others for each micro-batch A below %lld: "
-                               "verify/oracle/dump/dump.h lists all names",
+                    numbered
+                        ? "%.300s: the micro-batch of tensor %.100s is not below metadata "
+                          "accumulation, %lld; count micro-batches from 0, or write a "
+                          "larger accumulation"
+                        : "%.300s: the name of tensor %.100s is unknown; write loss, "
+                          "norm, grad.NAME and others for the step, A.index, A.ids and "
+                          "others for each micro-batch A below %lld: "
+                          "help(seqpar_dump.Dump) or verify/oracle/dump/dump.h lists all names",
                     path, name, (long long)d->accumulation);
         return -1;
     }

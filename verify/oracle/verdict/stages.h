@@ -34,7 +34,8 @@ static const struct {
     {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, "
                 "groups and advantages of PPO, and advantage in the metadata"},
     {"counts", "loss_count or loss_sum of SFT, index and labels"},
-    {"loss", "loss, index, labels, logp and what else the objective takes (dump.h)"},
+    {"loss",
+     "loss, index, labels, logp and what else the objective takes (help(seqpar_dump.Dump))"},
     {"reduction", "local. and grad. tensors of a parameter"},
     {"gradients", "--model, or --want, a dump of the same step on one rank"},
     {"norm", "norm and grad. tensors of all parameters"},
