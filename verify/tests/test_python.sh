@@ -49,7 +49,7 @@ True True True []
 rank 2 of 2, sp 1: rank is 0 to world - 1, and sp divides world
 rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world
 micro-batch 1 of 1
-what is label? a micro-batch has index, ids, positions, labels, logits, logp, ref_logp, cu_seqlens, loss_sum, loss_count, weights, mean_logp, logits_lse
+what is label? a micro-batch has index, ids, positions, labels, logits, logp, ref_logp, cu_seqlens, boundaries, loss_sum, loss_count, weights, mean_logp, logits_lse
 arrays of complex128 are not written; give one of bool, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64
 {'part.grad.w': '3 6'}
 accepted
