@@ -54,6 +54,7 @@ static struct {
     double scale;
     double terms[TERMS];     /* of the metadata: label_smoothing, z_loss, entropy_coef */
     int left_out;            /* 1 + the term that the gradient lacks */
+    int kl_ratio;            /* of the metadata */
     const char *loss_type;   /* DPO: of the metadata, with label_smoothing */
     double desirable_weight; /* of KTO; its other class has 1 */
     double smoothing, margin, center; /* margin: RM, of the first pair of each row */
@@ -215,6 +216,7 @@ enum {
     PPO_NO_CLIP,
     PPO_INVERTED,
     PPO_NO_KL,
+    PPO_KL_RATIO, /* no mistake where the metadata say it */
     PPO_WHITENED,
     PPO_BY_RANK,
     PPO_FIRST_ADVANTAGES
@@ -317,7 +319,8 @@ static double ppo_token(int64_t r, int64_t t, int wrong) {
     double bound = ratio < 0.8 ? 0.8 : ratio > 1.2 ? 1.2 : ratio;
     double a = advantage_taken(r, t, wrong), k = rows[r].ref_logp[t] - rows[r].logp[t];
     double loss = fmax(-a * ratio, -a * (wrong == PPO_NO_CLIP ? ratio : bound));
-    return loss + (wrong == PPO_NO_KL ? 0 : 0.05 * (exp(k) - k - 1));
+    double weight = wrong == PPO_NO_KL ? 0 : wrong == PPO_KL_RATIO ? 0.05 * ratio : 0.05;
+    return loss + weight * (exp(k) - k - 1);
 }
 
 static double ppo_loss(int wrong) {
@@ -713,7 +716,8 @@ static void write_dump(void) {
                                            {"loss_type", how.loss_type},
                                            {"simpo_gamma", "0.5"},
                                            {"center", center},
-                                           {"desirable_weight", weight}};
+                                           {"desirable_weight", weight},
+                                           {"kl_ratio", how.kl_ratio ? "token" : "none"}};
         snprintf(text, sizeof text, "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
@@ -1012,6 +1016,19 @@ static void test_objectives(void) {
     free(kept);
     restart();
     write_model("");
+}
+
+/* The KL term times the ratio: as the metadata say, not said, and said and not so. */
+static void test_kl_ratio(void) {
+    restart();
+    how.objective = "ppo";
+    wrong_step(PPO_KL_RATIO);
+    expect_named("unknown", "metadata kl_ratio 'token' gives them: if that is meant, write it");
+    how.kl_ratio = 1;
+    expect(0, "right: places", "gradients right");
+    test_end("dump_model_ppo_kl_ratio");
+    wrong_step(NOTHING_WRONG);
+    expect_named("option_not_applied", "kl_ratio");
 }
 
 /* How often the name stands in the verdict as JSON: once for all, once for each stage. */
@@ -1334,6 +1351,7 @@ int main(int argc, char **argv) {
     TEST(test_pairs());
     TEST(test_preferences());
     TEST(test_objectives());
+    TEST(test_kl_ratio());
     TEST(test_margins());
     TEST(test_class_weights());
     TEST(test_terms());

@@ -463,6 +463,25 @@ static inline int name_terms_left(truth *t, verdict *v, gradient_check *c, const
     return 0;
 }
 
+/* Says if the gradient is that of a KL term times the ratio, which the metadata do not say: on
+   policy the loss is the same. 0, or -1 with d->error. */
+static inline int say_kl_ratio(truth *t, verdict *v, gradient_check *c, const double *right,
+                               const seed_set *seeds) {
+    dump_facts *f = &t->d->facts;
+    double factor;
+    int status, may = f->objective == DUMP_PPO && f->kl_coef > 0 && !f->kl_ratio &&
+                      f->importance == DUMP_RATIO_OF_TOKEN;
+    if (!may || v->count || out_of_time(t)) return 0;
+    f->kl_ratio = 1;
+    status = !seed_set_make(seeds, SEEDS_RIGHT)
+                 ? 0
+                 : try_gradient(t, c, right, &right_way, seeds->of, &factor);
+    f->kl_ratio = 0;
+    if (status > 0 && fabs(factor - 1) <= t->gradient_limit)
+        verdict_say(v, "metadata kl_ratio 'token' gives them: if that is meant, write it");
+    return status < 0 ? -1 : 0;
+}
+
 /* Names the mistakes that give the dump's gradient, up to a factor, and not the right one. */
 static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
                                      const double *right, const seed_set *seeds) {
@@ -575,6 +594,7 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     if (s->v.count == 1) name_way_factor(c, &s->v);
     if (!s->v.count) names_take(&s->v, &factors);
     if (!s->v.count && name_kept(t, &s->v, right)) return -1;
+    if (say_kl_ratio(t, &s->v, c, right, seeds)) return -1;
     doubt_near_clip(t, &s->v, seeds);
     return 0;
 }
