@@ -2,9 +2,9 @@
 # git clone https://github.com/THUDM/slime at 624b824a, radixark/miles at 31f1ca96, verl-project/verl at
 # 1dda039b, alibaba/ROLL at 8eb27cc2, OpenRLHF/OpenRLHF at 3c3be623, areal-project/AReaL at cbff54d6;
 # SLIME, MILES, VERL, ROLL, OPENRLHF and AREAL are their folders.
-"""Advantages of PPO over answers in which a tool writes: its tokens, and a tail behind the last
-trained one, have values and KL, and no label. The functions are taken out of the sources as they
-are and get what their callers give them; of a call, a line says what that is."""
+"""Advantages of PPO over answers in which a tool writes: its tokens have values and KL, and no
+label. The functions are taken out of the sources as they are and get what their callers give
+them. Where a caller prepares an argument, a comment says how."""
 import ast
 import os
 import pathlib
@@ -19,7 +19,6 @@ import torch
 GAMMA, LAMBDA = 0.97, 0.9
 ANSWERS, PROMPT = (17, 11, 23), 4
 TOOLS = ((5, 9), (0, 0), (3, 8))  # tokens of each answer that a tool wrote
-TAILS = (2, 0, 1)  # tokens behind the last trained one
 
 
 def functions(package, path, *names, **known):
@@ -36,11 +35,10 @@ def functions(package, path, *names, **known):
 def answers(masked):
     """Of each answer: values, KL, mask of trained tokens, reward."""
     draw = torch.Generator().manual_seed(7)
-    for n, (first, last), tail in zip(ANSWERS, TOOLS, TAILS):
+    for n, (first, last) in zip(ANSWERS, TOOLS):
         mask = torch.ones(n)
         if masked:
             mask[first:last] = 0
-            mask[n - tail:] = 0
         yield SimpleNamespace(values=torch.randn(n, generator=draw), kl=0.1 * torch.randn(n, generator=draw), mask=mask,
                               reward=float(torch.randn((), generator=draw)))
 
@@ -50,20 +48,12 @@ def batch(each, name, side=0.0):
     return torch.nn.utils.rnn.pad_sequence([getattr(x, name) for x in each], batch_first=True, padding_value=side)
 
 
-def rewarded(each, last_of):
-    """Rewards of tokens: minus KL, and the reward at one of them."""
+def rewarded(each):
+    """Rewards of tokens: minus KL, and the reward at the last one, which is trained."""
     rewards = [-x.kl.clone() for x in each]
     for x, r in zip(each, rewards):
-        r[last_of(x)] += x.reward
+        r[-1] += x.reward
     return rewards
-
-
-def last_token(x):
-    return len(x.mask) - 1
-
-
-def last_trained(x):
-    return int(x.mask.nonzero()[-1])
 
 
 # ---- packages: advantages of each answer, and the rewards of its tokens; ROLL's answers get their padding ----
@@ -74,7 +64,7 @@ def slime(each):
     import sys
     sys.modules["megatron"] = sys.modules["megatron.core"] = SimpleNamespace(mpu=mpu)
     whole = functions("SLIME", "slime/utils/ppo_utils.py", "get_advantages_and_returns_batch", "vanilla_gae")[0]
-    rewards = rewarded(each, last_token)  # loss.py: token_level_rewards[-1] += reward
+    rewards = rewarded(each)  # loss.py: token_level_rewards[-1] += reward
     return whole([PROMPT + n for n in ANSWERS], list(ANSWERS), [x.values for x in each], rewards, GAMMA, LAMBDA,
                  chunked=False)[0], rewards
 
@@ -85,7 +75,7 @@ def miles(each):
                       "vanilla_gae", get_parallel_state=lambda: state)[0]
     got = whole([PROMPT + n for n in ANSWERS], list(ANSWERS), [x.values for x in each], [-x.kl for x in each],
                 [x.reward for x in each], "thd", None, [x.mask for x in each], GAMMA, LAMBDA, chunked=False)[0]
-    return got, rewarded(each, last_trained)
+    return got, rewarded(each)
 
 
 def whiten():
@@ -95,7 +85,7 @@ def whiten():
 
 def verl(each):
     gae = functions("VERL", "verl/trainer/ppo/core_algos.py", "compute_gae_advantage_return", verl_F=whiten())[0]
-    rewards = rewarded(each, last_trained)
+    rewards = rewarded(each)
     padded = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True)
     return gae(padded, batch(each, "values"), batch(each, "mask"), GAMMA, LAMBDA)[0], rewards
 
@@ -104,21 +94,21 @@ def roll(each):
     gae = functions("ROLL", "roll/utils/functionals.py", "compute_gae_advantage_return")[0]
     # compute_advantage: token_level_rewards * response_mask, and values as they are, which a critic has at padding, too
     whole = [SimpleNamespace(values=v, mask=m) for v, m in zip(batch(each, "values", 0.7), batch(each, "mask"))]
-    rewards = torch.nn.utils.rnn.pad_sequence(rewarded(each, last_trained), batch_first=True) * batch(each, "mask")
+    rewards = torch.nn.utils.rnn.pad_sequence(rewarded(each), batch_first=True) * batch(each, "mask")
     each[:] = whole
     return gae(rewards, batch(whole, "values"), GAMMA, LAMBDA)[0], list(rewards)
 
 
 def openrlhf(each):
     gae = functions("OPENRLHF", "openrlhf/trainer/ppo_utils/experience_maker.py", "get_advantages_and_returns")[0]
-    rewards = rewarded(each, last_trained)  # compute_reward: at the last 1 of action_mask
+    rewards = rewarded(each)  # compute_reward: at the last 1 of action_mask
     padded = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True)
     return gae(None, batch(each, "values"), padded, batch(each, "mask"), GAMMA, LAMBDA)[0], rewards
 
 
 def areal(each):
     gae = functions("AREAL", "areal/trainer/ppo/gae.py", "_compute_token_level_gae")[0]
-    rewards = rewarded(each, last_token)  # at seqlens - 2, the last but one of a text rolled by one
+    rewards = rewarded(each)  # at seqlens - 2 of a text rolled by one
     pad = torch.nn.functional.pad
     rows = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True)
     return gae(pad(rows, (0, 1)), pad(batch(each, "values"), (0, 1)), pad(batch(each, "mask"), (0, 1)),
@@ -165,7 +155,7 @@ def witness(each, got, rewards):
         want = torch.cat([recursion(x, r, passes) for x, r in zip(each, rewards)]).double()
         white = (want - want.mean()) / want.std()
         return min(float((mine - w).norm() / w.norm()) for w in (want, white))
-    return f"from masked ones skipped {away(True):.1e}, zeroed {away(False):.1e}"
+    return f"from GAE with masked tokens skipped {away(True):.1e}, with V = r = 0 there {away(False):.1e}"
 
 
 if __name__ == "__main__":
@@ -181,6 +171,6 @@ if __name__ == "__main__":
                 each = list(answers(masked))
                 got, rewards = package(each)
                 write(folder, each, got, rewards)
-                check(name.lower() if name not in ("ROLL", "AREAL") else {"ROLL": "ROLL", "AREAL": "AReaL"}[name], commit,
-                      f"GAE, {'a tool writes in' if masked else 'all trained in'} 2 of 3 answers", ver(folder),
+                check("ROLL" if name == "ROLL" else name.lower(), commit,
+                      f"GAE, 3 answers, {'a tool writes in two' if masked else 'all tokens trained'}", ver(folder),
                       witness(each, got, rewards))

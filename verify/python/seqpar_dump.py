@@ -133,8 +133,8 @@ class Dump:
                         nothing of it
     accumulation        micro-batches of the step, on this rank; the same number on every rank
     objective           sft, dpo, rm, kto, ppo, or value for PPO's critic. grpo is ppo, with advantage group and reduction
-                        sequence unless others are given. other: a loss that is none of these, and is not judged;
-                        all else is
+                        sequence unless others are given. other: a loss that is none of these. It is not judged, nor
+                        are gradients by --model
     beta                DPO and KTO
     reduction           SFT, PPO and value, how losses of tokens are averaged: token, sequence, constant (over
                         reduction_constant), micro, replica
@@ -143,8 +143,8 @@ class Dump:
     center              RM: adds center (chosen score + rejected score)^2 to a pair's loss
     label_smoothing, z_loss                 SFT
     clip_low, clip_high, dual_clip, cispo, kl_coef, entropy_coef   PPO
-    kl_ratio            PPO: token where the KL term is multiplied by the token's ratio; none
-    on_policy           PPO: yes where old_logp is to equal logp, up to rounding; no
+    kl_ratio            PPO: none, or token: the KL term is multiplied by the token's ratio
+    on_policy           PPO: no, or yes: old_logp must equal logp up to rounding
     importance          PPO: token, or sequence where all tokens of a document have one ratio (GSPO)
     advantage           PPO: given, group, group_mean, rloo, or gae with gamma and gae_lambda; advantage_eps
     clip_value          value
@@ -178,7 +178,8 @@ class Dump:
         logp          (n)         log-prob of the label; any value without a label
         ref_logp      (n)         the same under the reference model: DPO, KTO, PPO with kl_coef
         cu_seqlens    (docs + 1)  where documents begin in the row, and where the last one ends
-        boundaries    (docs + 1)  the same as meant, where cu_seqlens is what the package used: the two are compared
+        boundaries    (docs + 1)  where documents begin as meant, if the package's cu_seqlens may be others: the two are
+                                  compared, and all else is judged by boundaries
 
         sft
         loss_sum      ()          this rank's sum of losses
@@ -276,14 +277,14 @@ class Dump:
         self.metadata["part." + name] = f"{offset} {total}"
 
     def _by_parameter(self, key, numbers):
-        """Writes the numbers of parameters that have another one than most; returns that of most."""
+        """Writes the numbers that differ from the most common one, and returns that one."""
         if key not in ("lr", "weight_decay") or not numbers:
-            raise ValueError(f"{key} is a dict of {len(numbers)} numbers by parameter; lr and weight_decay may be, of one or more")
+            raise ValueError(f"{key} is a dict of {len(numbers)} numbers; only lr and weight_decay take a dict, of one number or more")
         missing = sorted({n[6:] for n in self.tensors if n.startswith("param.")} - set(numbers))
         unknown = sorted(n for n in numbers if f"param.{n}" not in self.tensors)
         if missing or unknown:
-            raise ValueError(f"{key} by parameter: {', '.join((missing or unknown)[:3])} "
-                             + ("has none; give every parameter of param= one" if missing else "is not in param="))
+            raise ValueError(f"{key}: no number for {', '.join(missing[:3])}; give one for every parameter in param=" if missing else
+                             f"{key}: {', '.join(unknown[:3])} is not in param=")
         most = max(sorted(set(numbers.values())), key=list(numbers.values()).count)
         self.metadata.update({f"{key}.{n}": _text(x) for n, x in numbers.items() if x != most})
         return most

@@ -198,10 +198,10 @@ def test_step():
     check("dump_step_by_parameter", {k: v for k, v in metadata.items() if k.startswith(("lr", "weight_decay"))},
           {"lr": "0.5", "lr.b": "0.25", "weight_decay": "0"})
     for keywords, wanted in (
-            (dict(eps={"a": 1}), "eps is a dict of 1 numbers by parameter; lr and weight_decay may be, of one or more"),
-            (dict(lr={}), "lr is a dict of 0 numbers by parameter; lr and weight_decay may be, of one or more"),
-            (dict(lr={"a": 1, "c": 2}), "lr by parameter: b has none; give every parameter of param= one"),
-            (dict(lr={"a": 1, "b": 1, "c": 2, "d": 1}), "lr by parameter: d is not in param=")):
+            (dict(eps={"a": 1}), "eps is a dict of 1 numbers; only lr and weight_decay take a dict, of one number or more"),
+            (dict(lr={}), "lr is a dict of 0 numbers; only lr and weight_decay take a dict, of one number or more"),
+            (dict(lr={"a": 1, "c": 2}), "lr: no number for b; give one for every parameter in param="),
+            (dict(lr={"a": 1, "b": 1, "c": 2, "d": 1}), "lr: d is not in param=")):
         check(f"dump_step_{'_'.join(keywords)}_refused", said_by(lambda: seqpar_dump.Dump(folder / "none", 0, 1).step(param=param, **keywords)), wanted)
     for name in ("loss", "norm"):
         for at, value in enumerate((0, Torch(numpy.float32(-2), "torch.float32"))):

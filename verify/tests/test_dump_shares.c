@@ -429,9 +429,9 @@ static void test_kept(void) {
     make(2, 1, 2);
     s.rows_apart = s.with_local = 0;
     s.kept = 1;
-    expect_named("kept", "gradient_kept", "the wanted ones and 10 times the moments m.");
+    expect_named("kept", "gradient_kept", "the wanted ones plus 10 times the moments m.");
     s.kept = 0.6;
-    expect_named("kept_part", "gradient_kept", "the wanted ones and 6 times the moments m.");
+    expect_named("kept_part", "gradient_kept", "the wanted ones plus 6 times the moments m.");
     s.reducer = 1.37; /* then the difference is not along m */
     expect_named("kept_scaled", "unknown", "0 of 2 tensors are the wanted ones");
 }

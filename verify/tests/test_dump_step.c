@@ -1015,8 +1015,7 @@ static void test_other_numbers(int sharded) {
     make(4, 2, sharded);
     how.decay_not[1] = 1;
     each_element(step_right);
-    expect_named("another_decay",
-                 "no decay acts on up; on all others it does: if that is meant");
+    expect_named("another_decay", "decay acts on all parameters but up; if that is meant");
     s.of[0][AFTER][0][0] += 0.1;
     expect_named("unknown", "step wrong");
     make(4, 2, sharded);

@@ -12,7 +12,7 @@
  *     objective ("sft")    sft, dpo, rm, kto, ppo, or value for PPO's critic (values.h), which
  *                          has clip_value ("0": no clip). grpo: ppo, with advantage group and
  *                          reduction sequence where these are absent. other: a loss that is
- *                          not in this list, and is not judged; all else is
+ *                          not in this list. It is not judged, nor are gradients by --model
  *     reduction ("token")  SFT, PPO and value: how losses of supervised tokens are averaged.
  *                          token: mean over all tokens of the step (TRL: dapo)
  *                          sequence: mean over documents of each document's mean (grpo)
@@ -39,9 +39,8 @@
  *     cispo ("0": none)    PPO: the loss of a token is -min(r, cispo) A logp, with no gradient
  *                          through r, in place of the clip (CISPO): 1 + epsilon_high, or TRL's
  *                          epsilon_high as it is
- *     on_policy ("no")     PPO: yes, old_logp is to equal logp: the sampler's log-probs are
- *                          training's before the first update. Judged with the loss, as by
- *                          `seqpar-verify on_policy`
+ *     on_policy ("no")     PPO: yes, old_logp must equal logp up to rounding, as before the
+ *                          first update. Judged with the loss, as by `seqpar-verify on_policy`
  *     kl_ratio ("none")    PPO: token, the KL term is multiplied by the token's ratio r, and has a
  *                          gradient through it (TRL: use_bias_correction_kl)
  *     importance ("token") PPO: token, each token has its own ratio r; sequence (GSPO), all
@@ -58,7 +57,7 @@
  *                          norms and softmaxes are in float32
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
  *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
- *     note, note.ANY       a note of your own, which is not read; other keys are refused
+ *     note, note.ANY       a note of your own, which is not read
  *     lr.NAME, weight_decay.NAME  of parameter NAME, where it has its own
  *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1
  *                          before it), softcap ("0": none): of attention
@@ -73,8 +72,8 @@
  *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends;
  *                              the same on all ranks. Without it, packing is not judged. A
  *                              replica without a row writes 0 alone, and empty tensors.
- *     A.boundaries  (docs + 1) the same as they are meant, beside cu_seqlens as the package used
- *                              them: then the two are compared, and all else is judged by
+ *     A.boundaries  (docs + 1) where documents begin as meant, if the package's cu_seqlens may
+ *                              be others. The two are compared, and all else is judged by
  *                              boundaries
  *     A.ids         (n)        tokens
  *     A.positions   (n)        as given to the model
@@ -174,7 +173,7 @@ typedef struct dump {
 typedef struct dump_row {
     int64_t tokens, docs;
     int64_t *cu_seqlens; /* (docs + 1) as meant: boundaries, or else A.cu_seqlens */
-    int64_t *used;       /* (used_docs + 1) A.cu_seqlens beside boundaries */
+    int64_t *used; /* (used_docs + 1) A.cu_seqlens if there are boundaries, too, or NULL */
     int64_t used_docs;
     int64_t *rank, *local; /* the rank that holds the token; its index on that rank */
     int64_t *next;         /* the next token on the same rank; -1: none */

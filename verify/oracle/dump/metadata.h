@@ -29,8 +29,7 @@ enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
-    int64_t loss_type, importance, kl_ratio, on_policy,
-        grpo;     /* grpo 1: objective ppo is named so */
+    int64_t loss_type, importance, kl_ratio, on_policy, grpo;  /* grpo 1: the dump says grpo */
     int64_t step; /* of the optimizer; 1: the first */
     double beta;
     double desirable_weight, undesirable_weight; /* of KTO */
@@ -177,8 +176,8 @@ static inline int dump_read_number(const seqpar_safetensors_file *file, const ch
     return -1;
 }
 
-/* CISPO has no second clip, and neither it nor the KL term a document's ratio; PPO alone has
-   log-probs of a sampler. 0, or -1 with the error set. */
+/* CISPO allows no dual_clip. CISPO and kl_ratio allow no ratio of a document. on_policy is PPO's
+   alone. 0, or -1 with the error set. */
 static inline int dump_facts_disagree(const dump_facts *f, const char *path,
                                       seqpar_error *error) {
     if (f->on_policy && f->objective != DUMP_PPO) {
@@ -255,7 +254,8 @@ static inline int dump_read_facts(const seqpar_safetensors_file *file, const cha
     return dump_facts_lack(facts, path, error);
 }
 
-/* Whether the key is one of the tables', or of one tensor, a note, or another library's. */
+/* Whether the key is in a table above, of one tensor or parameter, a note, or safetensors' own
+   `format`. */
 static inline int dump_key_is_known(const char *key) {
     static const char *const others[] = {"seqpar_dump", "rank", "format", "note"};
     static const char *const prefixes[] = {"part.", "lr.", "weight_decay.", "note."};

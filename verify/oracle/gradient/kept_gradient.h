@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* kept_gradient.h - names a gradient to which that of the step before was added, because nobody
  * zeroed it. AdamW's first moment after step 1 is (1 - beta1) times the gradient of that step,
- * after clip, so in step 2 the difference to the wanted gradient is a multiple of it. */
+ * after clip. In step 2 the difference to the wanted gradient is therefore a multiple of m. */
 #ifndef ORACLE_KEPT_GRADIENT_H
 #define ORACLE_KEPT_GRADIENT_H
 #include "gradient_pairs.h"
@@ -21,7 +21,8 @@ static inline void kept_add(kept_gradient *k, const double *got, const double *w
     }
 }
 
-/* The difference has to be far above the gradient's limit, and along the moment within it. */
+/* Named if the difference exceeds 8 times the limit, and what is left of it after x m is
+   subtracted is within the limit. */
 static inline void kept_name(const kept_gradient *k, const dump *d, double tolerance,
                              verdict *v) {
     double x = k->like.got_want / k->like.want_want;
@@ -29,10 +30,11 @@ static inline void kept_name(const kept_gradient *k, const dump *d, double toler
     double limit = tolerance * tolerance * k->squares;
     if (k->lacks || !(x > 0) || !(away <= limit) || !(k->like.got_got > 64 * limit)) return;
     verdict_name(v, mistake_named("gradient_kept"));
-    verdict_say(v,
-                "they are the wanted ones and %.6g times the moments m.; in step 2, %.6g times "
-                "these are the gradient of step 1, if it was not clipped",
-                x, 1 / (1 - d->facts.beta1));
+    verdict_say(
+        v,
+        "they are the wanted ones plus %.6g times the moments m.; in step 2, %.6g times "
+        "these are the gradient of step 1, if it was not clipped",
+        x, 1 / (1 - d->facts.beta1));
 }
 
 static inline int kept_add_pair(kept_gradient *k, gradient_check *c, const char *parameter) {

@@ -191,8 +191,8 @@ static inline void name_decay(const step_check *c, const step_match *m, verdict 
     } else if (c->lack && c->whole && !c->neither) {
         verdict_name(v, mistake_named("another_decay"));
         verdict_say(v,
-                    "no decay acts on %s; on all others it does: if that is meant, write "
-                    "weight_decay.NAME into the metadata",
+                    "decay acts on all parameters but %s; if that is meant, write "
+                    "weight_decay.NAME 0 for each into the metadata",
                     c->spared);
     }
 }

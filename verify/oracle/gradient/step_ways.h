@@ -155,7 +155,7 @@ typedef struct step_check {
     const step_norms *n;
     step_match *of;       /* (world) */
     way_numbers *numbers; /* (world, STEP_WAYS) */
-    int spare;            /* biases and norms do not decay, where the metadata do not say it */
+    int spare;            /* biases and norms do not decay, unless weight_decay.NAME is given */
     int own_settings;     /* some parameter has an lr or a weight_decay of its own */
     int64_t parameters, vectors;
     char first[128];     /* parameter whose step is not the right one */
@@ -174,7 +174,8 @@ typedef struct step_inputs {
     int own_lr, own_decay;
 } step_inputs;
 
-/* What the gradient is multiplied by before the step. norm NaN gives NaN. */
+/* What the gradient is multiplied by before the step; NaN if the way needs the norm and it is
+   NaN. */
 static inline double way_clip_by(const step_way *way, double max_norm, double norm) {
     if (way->clip == CLIP_NOT || way->clip == CLIP_BEFORE) return 1;
     if (isnan(norm)) return NAN;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* gae.h - generalised advantage estimation, token by token. V and r are 0 at tokens without a
- * label, and V and A after a document's last token:
+/* gae.h - generalised advantage estimation, token by token. At tokens without a label V = r =
+ * 0. After a document's last token V = A = 0:
  *
  *     delta_t = r_t + gamma V_{t+1} - V_t
  *     A_t     = delta_t + gamma lambda A_{t+1}          G_t = A_t + V_t
@@ -159,8 +159,8 @@ static inline void gae_run(const gae_step *g, const dump_row *row, int64_t docum
     }
 }
 
-/* Whether the way can be gone here: several ranks cut a sequence, the document has one reward or
-   its tokens have their own. */
+/* Whether the mistake is possible: some need several ranks of a sequence, some a reward of the
+   document, some token_rewards. */
 static inline int gae_way_can_be(const gae_step *g, const dump_row *row, int way) {
     int of_documents = way >= GAE_REWARD_EVERY && way <= GAE_REWARD_LOST;
     int of_tokens = way == GAE_MASKED_REWARDS || way == GAE_MASKED_BOTH;

@@ -4,9 +4,10 @@
  *
  *     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) + kl_coef (exp(d) - d - 1)
  *
- * or CISPO's -min(r, cispo) A logp + the same, with no gradient through this r (MiniMax-M1,
- * arXiv 2506.13585); the KL term times r with kl_ratio token. There A is the token's advantage, d = ref_logp - logp, and r = exp(logp - old_logp), or exp
- * of the mean of logp - old_logp over the document (importance in dump.h). */
+ * where A is the token's advantage, d = ref_logp - logp, and r = exp(logp - old_logp), or exp of
+ * the mean of logp - old_logp over the document (importance in dump.h). CISPO (MiniMax-M1, arXiv
+ * 2506.13585) has -min(r, cispo) A logp in place of the first term, with no gradient through that
+ * r. With kl_ratio token the KL term is multiplied by r. */
 #ifndef ORACLE_POLICY_H
 #define ORACLE_POLICY_H
 #include "oracle/dump/rows.h"
@@ -102,7 +103,7 @@ typedef struct token_side {
                                                  or 0 if no KL is added */
 } token_side;
 
-/* By what the KL estimate is multiplied. */
+/* The factor of the KL estimate: kl_coef, with kl_ratio kl_coef r. */
 static inline double kl_weight(const dump_facts *f, const token_side *s) {
     return f->kl_ratio ? f->kl_coef * exp(s->ratio) : f->kl_coef;
 }

@@ -18,7 +18,7 @@ typedef enum reference_merge {
     MERGE_SUM_OVER_P,   /* the sum of outs over the number of ranks */
     MERGE_MEAN_OF_SEEN, /* the mean of the outs of hops that saw a key */
     MERGE_BY_TWOS,      /* (out + part) / 2, hop after hop */
-    MERGE_SWAPPED,      /* of what is merged and a hop, each has the other's weight */
+    MERGE_SWAPPED,      /* the merged out and a hop's out have each other's weight */
     MERGE_UNSCALED      /* weighted by sums of exp, each relative to its hop's own maximum */
 } reference_merge;
 

@@ -858,7 +858,7 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     if (status > 0)
         truth_lacks(&stages[GRADIENTS],
                     t->d->facts.objective == DUMP_OTHER
-                        ? "--want: of objective other --model knows no loss"
+                        ? "--want, as --model cannot compute the loss of objective other"
                         : "what the objective's loss is made of, beside --model");
     if (status < 0 && !t->d->error.status)
         seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");

@@ -158,9 +158,9 @@ static const mistake mistakes[] = {
     {.name = "gradient_kept",
      .family = "scale",
      .symptom = "the first step is right, the gradient norm grows from the second on",
-     .cause = "Nobody zeroes the gradient after the optimizer's step, or only a copy of it.",
+     .cause = "The gradient is not zeroed after the optimizer's step, or only a copy of it is.",
      .right = "g of the step",
-     .wrong = "g of the step + g of the step before",
+     .wrong = "sum of g over this step and all before it",
      .example = "Step 1 has g = 3, step 2 has g = 4: right 4 in step 2, got 7.",
      .fix = "Zero gradients after every step, in the buffers that the backward pass adds to.",
      .seen = "torchforge 71; tt-blacksmith 711"},
@@ -262,10 +262,10 @@ static const mistake mistakes[] = {
     {.name = "clip_turns_sign",
      .family = "step",
      .symptom = "the loss grows from the first step on, gradients and their norm are right",
-     .cause = "max_norm -1 is to mean no limit, but the clip multiplies by min(1, -1 / norm), "
-              "which turns the sign.",
+     .cause = "max_norm is negative, such as -1 that was to mean no limit, so the factor "
+              "min(1, max_norm / norm) turns the sign.",
      .right = "g min(1, max_norm / norm), max_norm > 0; or g",
-     .wrong = "-g / norm",
+     .wrong = "-|max_norm| g / norm",
      .example = "SGD with lr 1, g = (3, 4), norm 5: right (-3, -4), got (0.6, 0.8).",
      .fix = "Skip the clip where no limit is meant, or give it infinity.",
      .seen = "pytorch 31367; torchtitan 4295; mlx 4058"},
@@ -1081,15 +1081,16 @@ static const mistake mistakes[] = {
      .fix = "Find the last token by its place in the row, not by rank."},
     {.name = "reward_on_masked_token",
      .family = "ppo",
-     .symptom = "the reward has no effect, or less of it the smaller gamma lambda is",
-     .cause = "The reward is added at the last token of the text, which predicts nothing and "
-              "has no label. A mask removes it, or it is discounted on its way to the last "
+     .symptom = "the reward has no effect, or is discounted once more for each token behind "
+                "the last one with a label",
+     .cause = "The reward is added at the last token of the document, which predicts nothing "
+              "and has no label. A mask removes it, or it is discounted on its way to the last "
               "token with a label.",
      .right = "the reward is at the last token with a label",
      .wrong = "it is at the document's last token",
      .example = "Tokens a b c with labels b, c and none, reward 1: right r = 0 1 0, got 0 0 1, "
                 "which a mask of labels makes 0 0 0.",
-     .fix = "Find the last token that has a label, not the last of the text.",
+     .fix = "Find the last token that has a label, not the document's last.",
      .seen = "TRL 3750, 1893; miles 1827"},
     {.name = "gae_over_masked_tokens",
      .family = "ppo",
@@ -1097,18 +1098,20 @@ static const mistake mistakes[] = {
      .cause = "Tokens without a label, such as a tool's output or padding, enter the recursion "
               "with their values, or with rewards such as their KL.",
      .right = "V = r = 0 at tokens without a label, or they are passed over",
-     .wrong = "delta_t = r_t + gamma V_{t+1} - V_t at these tokens, too",
+     .wrong = "V or r of tokens without a label is not 0 in the recursion",
      .example = "gamma 1, lambda 0, V = 0.5, no reward, then a token without a label whose V "
                 "is 2: right A = 0 - 0.5, got 2 - 0.5.",
-     .fix = "Multiply values and rewards by the mask of labels before the recursion.",
+     .fix = "Before the recursion, set V and r to 0 there: where(mask, V, 0).",
      .seen = "verl 2337; ROLL 447; miles 1827"},
     {.name = "gae_restarted_at_mask",
      .family = "ppo",
      .symptom = "what a model writes before a tool's output is not rewarded for what follows",
      .cause = "A token without a label is taken for the end of the text, so the recursion "
               "begins anew before it.",
-     .right = "A_t = delta_t + gamma lambda A_{t+1}, delta = 0 at tokens without a label",
-     .wrong = "A_t = delta_t where token t + 1 has no label",
+     .right =
+         "A_t = delta_t + gamma lambda A_{t+1} at every token, V = r = 0 at those without a "
+         "label",
+     .wrong = "A_t = r_t - V_t where token t + 1 has no label",
      .example = "gamma = lambda = 1, V = 0, reward 1 at the last of three tokens, of which the "
                 "second has no label: right A = 1 at the first, got 0.",
      .fix = "Pass over tokens without a label; begin anew at documents alone.",
@@ -1295,19 +1298,20 @@ static const mistake mistakes[] = {
      .fix = "Keep each hop's lse and weigh by it."},
     {.name = "rotary_missing",
      .family = "attention",
-     .symptom = "the loss is too high, and falls slowly; a window of text hardly matters",
-     .cause = "Queries or keys come to attention without rotary embedding: one call rotates "
-              "one of them alone, or keys are sent to other ranks before they are rotated.",
+     .symptom = "the loss is too high and falls slowly; the order of earlier tokens hardly "
+                "matters",
+     .cause = "Queries, keys or both are not rotated before attention: one call rotates only "
+              "one of the two, or keys are sent to other ranks before they are rotated.",
      .right = "score_ij = (R_i q_i) . (R_j k_j) scale",
-     .wrong = "score_ij = (R_i q_i) . k_j scale",
+     .wrong = "score_ij = (R_i q_i) . k_j scale, or q_i without R_i",
      .example = "q = k = (1, 0) and an angle of 90 degrees a position: at positions 1 and 1, "
                 "right 1, got 0.",
      .fix = "Rotate both by the positions in the document, before keys are sent."},
     {.name = "merge_weights_swapped",
      .family = "attention",
      .symptom = "the loss is too high with several ranks, lse is right",
-     .cause = "What is merged already is weighed by the hop's lse, and the hop by the merged "
-              "one: the sign inside a sigmoid is turned.",
+     .cause = "The merged out has the hop's weight, and the hop's out has the merged one's: "
+              "the sign inside a sigmoid is turned.",
      .right = "out = w out + (1 - w) out_s, w = 1 / (1 + exp(lse_s - lse))",
      .wrong = "out = (1 - w) out + w out_s",
      .example = "Tokens 0 1 and 2, scores 0, v = 1, 5, 6: hops of token 2 give 6 and 3 with "

@@ -67,8 +67,8 @@ static inline int verdict_names(const verdict *v, const mistake *m) {
 }
 
 /* Of several names, each of which explains its stage, those that explain the other wrong stages
-   with names as well are kept. Only means of groups are found in loss and gradients alike: of
-   other mistakes a stage that does not name one may not be able to. */
+   with names as well are kept. Only a shared mean removes names: of other mistakes, a stage that
+   does not name one may be unable to. */
 static inline void keep_common_names(verdict *v, const stage *stages) {
     for (int i = 0; i < STAGES && v->count > 1 && !v->all; i++) {
         const verdict *other = &stages[i].v;

@@ -42,7 +42,7 @@ static const struct {
     {" share_alone micro_batches_lost another_window micro_batches_counted "
      "nan_of_an_empty_rank counted_before_mask ",
      "several micro-batches of unequal counts and losses on several ranks"},
-    {" nan_times_mask ", "NaN at a token without a label, and labels on every rank"},
+    {" nan_times_mask ", "NaN or Inf at a token without a label, and labels on every rank"},
     {" option_not_applied margin_missing ratio_of_tokens ",
      "the option above 0, and what it acts on unequal from token to token"},
     {" token_zero_ignored row_taken_for_sequence ",
@@ -52,7 +52,7 @@ static const struct {
      "rows of several documents, with cuts between ranks inside trained text"},
     {" never_synchronised replicas_not_reduced sequence_not_reduced ",
      "different tokens on each rank and replica"},
-    {" gradient_kept ", "the second step, with its moments"},
+    {" gradient_kept ", "the optimizer's step 2, with m. tensors"},
     {" tables_untied ", "a model whose embedding is its head, and --model"},
     {" norm_of_part norms_added norm_counts_copies norm_after_clip not_clipped "
      "clip_by_own_norm clip_before_reduction clip_turns_sign ",
