@@ -975,6 +975,9 @@ static void test_names(void) {
         "cannot find the machine of rank 0, 'unknown.host': Name or service not known, after");
     test_expect(p[1].desc.connect_s == 0 && !strstr(p[1].error.text, "after 120 s"),
                 "a name that nobody knows is asked for all the time: %s", p[1].error.text);
+    const char *after = strstr(p[1].error.text, ", after ");
+    test_expect(after && atof(after + strlen(", after ")) >= 120 / 8,
+                "a name is asked for less than an eighth of the time: %s", p[1].error.text);
     p[1].desc.host = "silent.host";
     expect_places(p + 1, 1, SEQPAR_ERR_TIMEOUT,
                   "cannot find the machine of rank 0, 'silent.host': Temporary failure in name "

@@ -241,7 +241,9 @@ static void test_groups(void) {
                  {{1.5e-6, 1.5e-6, 1.5e-6, 1.5e-6}, {0, 1}, true},
                  {{5e-7, 5e-7, 5e-7, 5e-7}, {0, 1}, false},
                  {{1 - 1.5e-6, 1 - 1.5e-6, 1 - 1.5e-6, 1 - 1.5e-6}, {0, 1}, true},
-                 {{1 - 5e-7, 1 - 5e-7, 1 - 5e-7, 1 - 5e-7}, {0, 1}, false}};
+                 {{1 - 5e-7, 1 - 5e-7, 1 - 5e-7, 1 - 5e-7}, {0, 1}, false},
+                 {{0.5, 0.5, 0.5, 0.5}, {0, 0.5 + 1e-6}, false}, /* at the bound to the bit */
+                 {{0.5, 0.5, 0.5, 0.5}, {0.5 - 1e-6, 1}, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         test_expect(demo_group_selected(cases[i].scores, 4, cases[i].range) == cases[i].kept,
                     "case %d", (int)i);
