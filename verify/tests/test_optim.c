@@ -267,6 +267,7 @@ enum {
     NORM_OF_HALF,
     NORM_TWICE,
     GRADIENT_EARLY,
+    GRADIENT_GIVEN_UP,
     NORM_ON_ONE,
     PLAIN_ON_ONE,
     NO_MICRO_BATCH,
@@ -298,6 +299,8 @@ static const misuse misuses[MISUSES] = {
     [NORM_OF_HALF] = {"norm_of_half", "0 of 1 micro-batches"},
     [NORM_TWICE] = {"norm_twice", "no step was begun"},
     [GRADIENT_EARLY] = {"gradient_early", "a step is under way"},
+    [GRADIENT_GIVEN_UP] = {"gradient_of_a_step_given_up",
+                           "this optimizer keeps no gradient now"},
     [NORM_ON_ONE] = {"norm_on_one_rank",
                      "calls of seqpar_step_norm is 0 on rank 1 and 1 on rank 0"},
     [PLAIN_ON_ONE] = {"plain_on_one_rank", "rows"},
@@ -389,6 +392,11 @@ static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
     if (which == NORM_TWICE) return seqpar_step_norm(ctx, optim);
     /* given up: the next step is the first */
     status = seqpar_step_begin_plain(ctx, optim, 1);
+    if (!status && which == GRADIENT_GIVEN_UP) {
+        if (!seqpar_step_begin_plain(ctx, optim, 0)) return SEQPAR_OK;
+        *ctx->error = (seqpar_error){0}; /* the first error is kept */
+        return read_gradient(ctx, optim, gradient);
+    }
     if (!status) status = give(ctx, optim, g, 0);
     if (!status) status = seqpar_step_end(ctx, optim, params, ELEMENTS, 1);
     for (int64_t i = 0; !status && i < SMALL; i++)

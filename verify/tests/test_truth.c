@@ -1087,8 +1087,8 @@ typedef struct interleaving { /* one run of two micro-batches */
     const double *weights; /* by global token */
     int together, reference, layout;
     int64_t sp;
-    /* logp, entropy, lse, smooth by global token: with backward, and before it */
-    double *values[4], *early[4];
+    /* logp, entropy, lse, smooth by global token: with backward, before it, and again after it */
+    double *values[4], *early[4], *late[4];
     double *gradient, *params; /* dense */
     seqpar_status status;
 } interleaving;
@@ -1160,6 +1160,8 @@ static seqpar_status end_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_
     seqpar_status status = seqpar_llama_backward(ctx, model, &o->b, optim, index, &seeds);
     int i;
     if (!status) collect_values(ctx, run, o, run->values);
+    if (!status) status = seqpar_llama_values(ctx, model, &o->b);
+    if (!status) collect_values(ctx, run, o, run->late);
     for (i = 0; i < 3; i++) seqpar_buffer_free(ctx, &o->seed[i]);
     seqpar_llama_close_batch(ctx, model, &o->b);
     return status;
@@ -1225,6 +1227,7 @@ static void interleaving_run(interleaving *run, int together) {
     for (i = 0; i < 4; i++) {
         run->values[i] = calloc((size_t)tokens, sizeof(double));
         run->early[i] = calloc((size_t)tokens, sizeof(double));
+        run->late[i] = calloc((size_t)tokens, sizeof(double));
     }
     run->gradient = calloc((size_t)run->truth->parameters, sizeof(double));
     run->params = calloc((size_t)run->truth->parameters, sizeof(double));
@@ -1238,6 +1241,7 @@ static void interleaving_free(interleaving *run) {
     for (i = 0; i < 4; i++) {
         free(run->values[i]);
         free(run->early[i]);
+        free(run->late[i]);
     }
     free(run->gradient);
     free(run->params);
@@ -1252,6 +1256,8 @@ static void expect_same_interleaving(const interleaving *a, const interleaving *
                     "%s: value %d differs", what, i);
         test_expect(!memcmp(a->values[i], a->early[i], (size_t)tokens * sizeof(double)),
                     "%s: value %d of the vocab's two entries differs", what, i);
+        test_expect(!memcmp(a->early[i], a->late[i], (size_t)tokens * sizeof(double)),
+                    "%s: value %d is another after backward", what, i);
     }
     test_expect(!memcmp(a->gradient, b->gradient, (size_t)n * sizeof(double)),
                 "%s: gradients differ by %.2e", what,
