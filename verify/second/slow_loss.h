@@ -201,11 +201,6 @@ SLOW slow_complex slow_sft_token_mean(const slow_sequences *s, const slow_comple
     return slow_sft(SLOW_TOKEN_MEAN, s, logp);
 }
 
-/* Sequence mean, spec 3.1, [OH]'s other mode: seeds of -m_t / (n_i S). */
-SLOW slow_complex slow_sft_sequence_mean(const slow_sequences *s, const slow_complex *logp) {
-    return slow_sft(SLOW_SEQ_MEAN_TOKEN_MEAN, s, logp);
-}
-
 /*
  * Weighted tokens, spec 3.3: L = -sum m w logp / sum m w, as torch's cross-entropy with class
  * weights, or with by_count / sum m, as ms-swift's loss_scale.  OpenRLHF has no weights.

@@ -7,6 +7,7 @@
 #include "support/test.h"
 #include "support/transport.h"
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
@@ -179,6 +180,28 @@ static void test_self(void) {
     seqpar_comm_free(sub);
     seqpar_comm_free(self);
     test_end("comm_self_sends_nothing");
+}
+
+/* Rank 0 sees a wrong message, and stays: who waits for it, rank 2, hears of it all the same. */
+static seqpar_status rank_stays(seqpar_comm *world, void *user) {
+    atomic_int *heard = user;
+    seqpar_status status = SEQPAR_OK;
+    if (world->rank == 0) status = exchange(world, "short", 0, -1, 0, 1, 8);
+    if (world->rank == 1) status = exchange(world, "short", 0, 0, 9, -1, 0);
+    if (world->rank == 2) status = exchange(world, "never", 0, -1, 0, 0, 8);
+    if (world->rank == 2) atomic_store(heard, 1);
+    for (int ms = 0; world->rank == 0 && !atomic_load(heard) && ms < 20000; ms++) usleep(1000);
+    if (world->rank == 0) test_expect(atomic_load(heard), "rank 2 still waits");
+    return status;
+}
+
+static void test_stays(void) {
+    atomic_int heard = 0;
+    seqpar_error error;
+    seqpar_status status = seqpar_run_threads(3, rank_stays, &heard, &error);
+    test_expect(status && strstr(error.text, "sent 9 bytes, rank 0 expects 8"), "%s: %s",
+                seqpar_status_name(status), error.text);
+    test_end("comm_wrong_message_ends_others_at_once");
 }
 
 static seqpar_status rank_aborts_alone(seqpar_comm *world, void *user) {
@@ -1008,6 +1031,7 @@ int main(int argc, char **argv) {
     TEST(test_split_twice());
     TEST(test_counters());
     TEST(test_self());
+    TEST(test_stays());
     TEST(test_abort_alone());
     TEST(test_failures());
     TEST(test_rank_numbers());

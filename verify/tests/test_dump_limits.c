@@ -3,6 +3,7 @@
    float32 and in bfloat16, in their own order, and are never accused; a mistake is seen though
    it changes little, and both sides of the limit are asked. */
 #define FOLDER "build/test_dump_limits.d"
+#include "oracle/dump/roundings.h"
 #include "support/dump_support.h"
 
 static double as_bf16(double x) {
@@ -23,6 +24,17 @@ static void set_logp(double middle, double spread) {
     EACH_ROW(dp, a)
     for (int64_t t = 0; t < TOKENS; t++) s.of[dp][a].logp[t] = middle + spread * test_normal();
     set_loss(right_loss());
+}
+
+/* Equal numbers of 16 bits are rounded alike, wherever they stand; those of 32 bits are not. */
+static void test_sum_squares(void) {
+    double x[] = {3, -2, 3, 1, -2, 3}, y[] = {3, -2, 3, 1, -2, 3};
+    double narrow = sum_squares(x, 6, UNIT_BF16), wide = sum_squares(y, 6, UNIT_F32);
+    test_expect(narrow == (81 + 16 + 1) * UNIT_BF16 * UNIT_BF16, "%g of equal ones added",
+                narrow / UNIT_BF16 / UNIT_BF16);
+    test_expect(wide == (27 + 8 + 1) * UNIT_F32 * UNIT_F32, "%g of each apart",
+                wide / UNIT_F32 / UNIT_F32);
+    test_end("limits_sum_of_squares");
 }
 
 /* ---- frameworks that are right ---- */
@@ -204,6 +216,7 @@ static void test_sides(const char *objective) {
 int main(int argc, char **argv) {
     static const char *const objectives[] = {"sft", "dpo", "rm", "kto", "ppo"};
     test_begin(argc, argv);
+    TEST(test_sum_squares());
     TEST(test_float32());
     TEST(test_bf16_numbers());
     TEST(test_bf16_loss());

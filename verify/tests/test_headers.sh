@@ -89,6 +89,14 @@ job llama_allocator "gcc -std=c11 $strict '-DSEQPAR_MALLOC(size)=own_malloc(size
 job llama_static_alone "! gcc -std=c11 -DSEQPAR_STATIC -I. -c $out/apart_llama.c -o $out/static_alone.o && grep -q 'error.*SEQPAR_STATIC' $out/log/llama_static_alone.log"
 printf '#include <stddef.h>\nvoid *own_malloc(size_t size);\nvoid own_free(void *ptr);\n' >$out/own_malloc.h
 
+# ---- the programs: what gcc warns of is most often a mistake. Not in the build itself, as other compilers warn of other things ----
+warned="-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp $strict -Ibuild -Idemos -Wno-format-truncation -Wno-missing-field-initializers -fsyntax-only"
+for unit in verify/seqpar_verify.c demos/*.c; do
+    case $unit in *_mpi.c | *_nccl.c | *_cuda*.c) continue ;; esac
+    job no_warning_$(basename $unit .c) "gcc $warned $unit"
+done
+job no_warning_cuda "g++ -std=c++17 -march=native $strict -Wno-unused-function -Wno-missing-field-initializers -DSEQPAR_CUBLAS -include verify/stand_in/cublas_on_cpu.h -x c++ seqpar_cuda.cu -fsyntax-only"
+
 # ---- the NCCL transport with the real headers and library, where they are: NCCL answers to its version without a GPU ----
 cuda=${CUDA_HOME:-/usr/local/cuda}
 printf '#include "seqpar_nccl.h"\n#include "seqpar_nccl.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' >$out/api_nccl.c

@@ -15,7 +15,7 @@ gen() { local name=$1; shift; $oracle gen --out $out/$name "$@" >$out/gen.log 2>
 gen sft --sp 2 --tokens 13 --docs 2
 gen dpo --sp 2 --tokens 13 --docs 2 --objective dpo
 gen one --sp 2 --tokens 61 --docs 2
-gen other --sp 2 --tokens 61 --docs 2 --seed 2
+gen other --sp 2 --tokens 73 --docs 2 --seed 2
 gen two --sp 2 --tokens 14 --docs 2 --accumulation 2
 # model NAME KEY VALUE: that of sft with one more key in its config.json
 model() { cp -r $out/sft/model $out/"$1"; sed -i "s/{/{\n  \"$2\": $3,/" $out/"$1"/config.json; }
