@@ -87,7 +87,7 @@ judge_action() {
     [ "$(action_lines upload | grep -cF '{{ inputs.name }}.')" = 2 ] || echo "it does not upload two files"
     judged 0 "right: places" dump=$steps/right/got model=$steps/right/model strict=true
     judged 0 "gradients, norm" dump=$steps/right/got want=$steps/right/want require=gradients,norm name=other
-    judged 0 "gradients were" dump=$steps/right/got
+    judged 0 "parameters were NOT judged: give --want or --model" dump=$steps/right/got
     judged 1 "wrong: over_sp" dump=$steps/wrong/got model=$steps/wrong/model
     judged 4 "logits not" dump=$steps/right/got require=logits
     judged 4 "gradients not" dump=$steps/right/got strict=true
