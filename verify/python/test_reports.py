@@ -431,14 +431,16 @@ def check_junit(path, said):
             failures += 1
             failure = case.find("failure")
             assert kinds == ["failure"] and failure.get("message") == title(stage)
-            assert all(e in failure.text for e in evidence) and all(m.get("fix", "") in failure.text for m in stage["mistakes"])
+            assert failure.text.startswith("".join(e + "\n" for e in evidence) + stage["mistakes"][0]["name"] + ": " if stage["mistakes"] else "")
+            assert stage["mistakes"] or failure.text == "".join(e + "\n" for e in evidence)
+            assert all(m.get("fix", "") in failure.text for m in stage["mistakes"])
         elif stage["verdict"] in ("insufficient", "not judged"):
             skipped += 1
             message = case.find("skipped").get("message")
             assert kinds == ["skipped"] and stage["verdict"] in message and all(e in message for e in evidence) and stage.get("needs", "") in message
         else:
-            assert kinds == ["system-out"] and case.find("system-out").text.startswith(stage["verdict"] + "\n")
-            assert all(e in case.find("system-out").text for e in evidence)
+            said = "".join(line + "\n" for line in [stage["verdict"], *evidence])
+            assert kinds == ["system-out"] and case.find("system-out").text == said
     for element in root, suite:
         numbers = [int(element.get(k)) for k in ("tests", "failures", "skipped", "errors")]
         assert numbers == [len(cases), failures, skipped, 0], numbers

@@ -715,6 +715,46 @@ static void test_deadlocks(void) {
     test_end("nccl_deadlocks_repeated");
 }
 
+static void post_one(seqpar_nccl__referee *f, int64_t rank, int64_t request, int sends) {
+    seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__POST, rank);
+    n.request = request;
+    n.count = 1;
+    n.sends = sends;
+    strcpy(n.text, "s");
+    f->items.item[0] = (seqpar_nccl__item){1 - rank, 8};
+    seqpar_nccl__posted(f, rank, &n);
+}
+
+/* The referee alone, so that the order of notes is certain: rank 0 says that request 0 blocks
+   it while that is already matched; its request 1 waits for rank 1, and rank 1 for rank 0. */
+static void test_matched_is_no_deadlock(void) {
+    int sockets[2] = {-1, -1};
+    char ended[2] = {0, 0};
+    int64_t blocked[2] = {0, 1};
+    seqpar_nccl__end *ends[4] = {NULL, NULL, NULL, NULL};
+    seqpar_nccl__items ready[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
+    seqpar_nccl__referee f = {.size = 2, .came = 2, .socket = sockets, .ended = ended,
+                              .blocked = blocked, .ends = ends, .ready = ready};
+    if (!seqpar_nccl__append(&f.items, 0, 0)) test_expect(0, "out of memory");
+    for (int64_t request = 0; request < 2; request++) {
+        post_one(&f, 0, request, 0);
+        if (!request) post_one(&f, 1, request, 1);
+    }
+    post_one(&f, 1, 1, 0);
+    seqpar_nccl__watch_deadlock(&f);
+    test_expect(f.stop.status == 0, "%s", f.stop.text);
+    test_expect(blocked[0] == -1 && ready[0].count == 1 && ready[1].count == 1,
+                "rank 0 is not told to go on");
+    blocked[0] = 1;
+    seqpar_nccl__watch_deadlock(&f);
+    test_expect(f.stop.status == SEQPAR_ERR_DEADLOCK, "no deadlock: status %lld",
+                (long long)f.stop.status);
+    for (int i = 0; i < 4; i++) SEQPAR_FREE(ends[i]);
+    for (int i = 0; i < 2; i++) SEQPAR_FREE(ready[i].item);
+    SEQPAR_FREE(f.items.item);
+    test_end("nccl_matched_is_no_deadlock");
+}
+
 /* ---- ways to open a world ---- */
 
 static seqpar_status rank_meets(seqpar_comm *world, void *user) {
@@ -1106,6 +1146,7 @@ int main(int argc, char **argv) {
     quick = getenv("TEST_WAYS") != NULL;
     for (i = 0; i < (quick ? 1 : COUNT(makers)); i++) TEST(transport_conformance(&makers[i]));
     TEST(test_deadlocks());
+    TEST(test_matched_is_no_deadlock());
     TEST(test_queue());
     TEST(test_memory());
     TEST(test_attention());
