@@ -3750,7 +3750,7 @@ static seqpar_status seqpar__parts_to_rows(seqpar_error *error, seqpar_batch *ba
                                            const seqpar_pack_desc *desc) {
     int64_t dp_size = SEQPAR__MAX(desc->dp_size, (int64_t)1), all = 0, *begin;
     seqpar__joints joints;
-    int fits;
+    int allocated;
     batch->micro_batches = SEQPAR__MAX(desc->micro_batches, (int64_t)1);
     if (!desc->micro_batches && desc->micro_rows) {
         int64_t rows = seqpar__units_to_rows(units, count, NULL, 0, desc);
@@ -3759,15 +3759,15 @@ static seqpar_status seqpar__parts_to_rows(seqpar_error *error, seqpar_batch *ba
     }
     memset(&joints, 0, sizeof joints);
     begin = SEQPAR__NEW(int64_t, batch->micro_batches * dp_size + 1);
-    fits = begin && seqpar__joints_units(&joints, units, count, &all);
-    if (fits) {
+    allocated = begin && seqpar__joints_units(&joints, units, count, &all);
+    if (allocated) {
         seqpar__part_edges(&joints, all, count, batch->micro_batches, dp_size, begin);
         batch->rows = seqpar__units_to_rows(units, count, begin, batch->micro_batches * dp_size,
                                             desc);
     }
     SEQPAR_FREE(joints.list);
     SEQPAR_FREE(begin);
-    return fits ? SEQPAR_OK : seqpar__no_memory(error, "parts");
+    return allocated ? SEQPAR_OK : seqpar__no_memory(error, "parts");
 }
 
 /* Appends a document to a row, at most its first `cap` tokens. source: its number. */
@@ -4395,16 +4395,16 @@ static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *rows,
     seqpar__joints joints;
     seqpar__walk w = seqpar__walk_of(rows, row_count, 0);
     seqpar__slots run;
-    int fits = 1;
+    int allocated = 1;
     memset(&joints, 0, sizeof joints);
     run = seqpar__slots_of(&joints, 0, seqpar__rows_tokens(rows, row_count),
                            to->sp_size > 1 ? to->layout->slots * to->sp_size : 1);
-    while (fits && to->sp_size > 1 && seqpar__walk_next(&w))
-        fits = seqpar__joints_document(&joints, &w);
-    for (w = seqpar__walk_of(rows, row_count, 0); fits && seqpar__walk_next(&w);)
-        fits = seqpar__deal_document(to, &w, &run);
+    while (allocated && to->sp_size > 1 && seqpar__walk_next(&w))
+        allocated = seqpar__joints_document(&joints, &w);
+    for (w = seqpar__walk_of(rows, row_count, 0); allocated && seqpar__walk_next(&w);)
+        allocated = seqpar__deal_document(to, &w, &run);
     SEQPAR_FREE(joints.list);
-    return fits;
+    return allocated;
 }
 
 /* Zigzag-doc: a document of at least two cells for each rank is dealt to slots of its own. The
@@ -4417,13 +4417,13 @@ static int seqpar__is_long(const seqpar__doc *d, int64_t sp_size) {
 static int seqpar__deal_long(seqpar__splitting *to, const seqpar__walk *w) {
     seqpar__joints joints;
     seqpar__slots run;
-    int fits;
+    int allocated;
     memset(&joints, 0, sizeof joints);
     run = seqpar__slots_of(&joints, w->before + w->d.begin, w->before + w->d.end,
                            2 * to->sp_size);
-    fits = seqpar__joints_document(&joints, w) && seqpar__deal_document(to, w, &run);
+    allocated = seqpar__joints_document(&joints, w) && seqpar__deal_document(to, w, &run);
     SEQPAR_FREE(joints.list);
-    return fits;
+    return allocated;
 }
 
 static int seqpar__deal_short(seqpar__splitting *to, const seqpar__walk *w, int64_t rank) {
@@ -4504,7 +4504,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
                                         int64_t only) {
     int64_t count = only < 0 ? sp_size : 1;
     seqpar__splitting to;
-    int fits;
+    int allocated;
     memset(shares, 0, (size_t)count * sizeof *shares);
     memset(&to, 0, sizeof to);
     to.shares = shares;
@@ -4512,7 +4512,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     to.only = only;
     to.layout = seqpar_layout_at(layout);
     to.capacity = SEQPAR__NEW(int64_t, count);
-    fits = to.capacity != NULL;
+    allocated = to.capacity != NULL;
     to.expected = seqpar__expected_pieces(rows, row_count, layout, sp_size);
     for (int64_t i = 0; i < count; i++) {
         shares[i].rows = rows;
@@ -4521,13 +4521,13 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
         shares[i].sp_size = sp_size;
         shares[i].sp_rank = only < 0 ? i : only;
     }
-    if (fits) fits = seqpar__dealers[layout](&to, rows, row_count);
+    if (allocated) allocated = seqpar__dealers[layout](&to, rows, row_count);
     SEQPAR_FREE(to.capacity);
-    if (fits && order)
+    if (allocated && order)
         *order = (seqpar__sorted_key *)to.order;
     else
         SEQPAR_FREE(to.order);
-    if (fits) return SEQPAR_OK;
+    if (allocated) return SEQPAR_OK;
     seqpar__shares_free(shares, count);
     return seqpar__no_memory(error, "pieces");
 }

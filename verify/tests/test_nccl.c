@@ -733,8 +733,13 @@ static void test_matched_is_no_deadlock(void) {
     int64_t blocked[2] = {0, 1};
     seqpar_nccl__end *ends[4] = {NULL, NULL, NULL, NULL};
     seqpar_nccl__items ready[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
-    seqpar_nccl__referee f = {.size = 2, .came = 2, .socket = sockets, .ended = ended,
-                              .blocked = blocked, .ends = ends, .ready = ready};
+    seqpar_nccl__referee f = {.size = 2,
+                              .came = 2,
+                              .socket = sockets,
+                              .ended = ended,
+                              .blocked = blocked,
+                              .ends = ends,
+                              .ready = ready};
     if (!seqpar_nccl__append(&f.items, 0, 0)) test_expect(0, "out of memory");
     for (int64_t request = 0; request < 2; request++) {
         post_one(&f, 0, request, 0);

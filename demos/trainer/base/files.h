@@ -37,16 +37,16 @@ static inline char *demo_read_whole(const char *path, size_t most, size_t *size,
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     FILE *file = (*why = demo_file_refused(descriptor, most)) ? NULL : fdopen(descriptor, "rb");
     char *bytes = NULL, *larger;
-    size_t room = 1 << 16, got = 0, part = 1;
+    size_t capacity = 1 << 16, got = 0, part = 1;
     if (!file && descriptor >= 0) close(descriptor);
     while (file && part) {
-        if (!(larger = (char *)realloc(bytes, room + 1))) {
+        if (!(larger = (char *)realloc(bytes, capacity + 1))) {
             *why = "out of memory";
             break;
         }
         bytes = larger;
-        got += part = fread(bytes + got, 1, room - got, file);
-        if (got == room) room *= 2;
+        got += part = fread(bytes + got, 1, capacity - got, file);
+        if (got == capacity) capacity *= 2;
     }
     if (file && ferror(file)) *why = strerror(errno);
     if (file)

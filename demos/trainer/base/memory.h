@@ -25,15 +25,15 @@ static inline void demo_out_of_memory(double bytes) {
 
 /* Allocates `count` zeroed elements; the caller calls free(). */
 static inline void *demo_alloc(int64_t count, size_t size) {
-    void *room = count < 0 || (uint64_t)count > (SIZE_MAX >> 1) / size
-                     ? NULL
-                     : calloc((size_t)count + !count, size);
-    if (!room) demo_out_of_memory((double)count * (double)size);
-    return room;
+    void *memory = count < 0 || (uint64_t)count > (SIZE_MAX >> 1) / size
+                       ? NULL
+                       : calloc((size_t)count + !count, size);
+    if (!memory) demo_out_of_memory((double)count * (double)size);
+    return memory;
 }
 
-static inline void *demo_grown(void *room, size_t bytes) {
-    void *larger = realloc(room, bytes);
+static inline void *demo_grown(void *memory, size_t bytes) {
+    void *larger = realloc(memory, bytes);
     if (!larger) demo_out_of_memory((double)bytes);
     return larger;
 }
@@ -42,8 +42,8 @@ static inline void *demo_grown(void *room, size_t bytes) {
 static inline void *demo_json_alloc(size_t bytes) { return demo_grown(NULL, bytes); }
 
 #ifndef STBDS_REALLOC /* a program may define these, to track allocations */
-#define STBDS_REALLOC(context, room, bytes) demo_grown(room, bytes)
-#define STBDS_FREE(context, room)           free(room)
+#define STBDS_REALLOC(context, memory, bytes) demo_grown(memory, bytes)
+#define STBDS_FREE(context, memory)           free(memory)
 #endif
 #include <stb/stb_ds.h>
 

@@ -65,8 +65,8 @@ typedef struct attention {
     int cast[ATTEND_TENSORS]; /* significant bits, if fewer than allowed; else 0 */
     attend_distance distance[ATTEND_TENSORS];
     attend_matches fits;
-    int coarse[ATTEND_TENSORS]; /* bits of a cast or of rounded partial results; 0: neither */
-    int solved[ATTEND_TENSORS]; /* VERDICT_WRONG or _MARGINAL once explained; else 0 */
+    int few_bits[ATTEND_TENSORS]; /* bits of a cast or of rounded partial results; 0: neither */
+    int explained[ATTEND_TENSORS]; /* VERDICT_WRONG or _MARGINAL once explained; else 0 */
     int named[ATTEND_TENSORS][MISTAKES];
     int follows[ATTEND_TENSORS]; /* a gradient is right for the out that was dumped */
     double room;                 /* multiplications for this micro-batch */
@@ -529,7 +529,7 @@ static inline int attention_limit(attention *a, const attend_kernel *kernel,
 
 static inline int attention_is_wrong(const attention *a, int t) {
     return a->whole.got[t] &&
-           (a->coarse[t] || !(attention_times(&a->distance[t], &a->limits[0], t) <= 1));
+           (a->few_bits[t] || !(attention_times(&a->distance[t], &a->limits[0], t) <= 1));
 }
 
 /* Whether mistake m explains tensor t. Rows get twice the limit, as the size of a mistake's
@@ -603,15 +603,15 @@ static inline void attention_find_coarse(attention *a, int t) {
     int64_t *part;
     if (t == ATTEND_LSE) return;
     if (a->cast[t]) {
-        if (attention_has_few_bits(a, t, a->cast[t], NULL)) a->coarse[t] = a->cast[t];
+        if (attention_has_few_bits(a, t, a->cast[t], NULL)) a->few_bits[t] = a->cast[t];
         return;
     }
     if (a->d->sp == 1 || !attention_has_coarse(a, t)) return;
     part = attention_parts(a, t);
-    for (int i = 0; part && i < 2 && !a->coarse[t]; i++)
+    for (int i = 0; part && i < 2 && !a->few_bits[t]; i++)
         if (types[i] < a->kernel[0].bits && types[i] < a->kernel[0].own_bits[t] &&
             attention_has_few_bits(a, t, types[i], part))
-            a->coarse[t] = types[i];
+            a->few_bits[t] = types[i];
     free(part);
 }
 
@@ -882,16 +882,17 @@ static inline int attention_is_coarse(const attention *a, int t, int level) {
    the tensor may be marginal. */
 static inline void attention_solve(attention *a, int level) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
-        if (a->solved[t] || !attention_is_wrong(a, t)) continue;
+        if (a->explained[t] || !attention_is_wrong(a, t)) continue;
         for (int m = 0; m < MISTAKES; m++) {
             a->named[t][m] = attention_matches(a, t, m, &a->limits[level]);
-            a->solved[t] |= a->named[t][m];
+            a->explained[t] |= a->named[t][m];
         }
-        if (a->solved[t]) continue; /* it is 1, VERDICT_WRONG */
-        if (level ? attention_is_coarse(a, t, level)
-                  : !a->coarse[t] && attention_times(&a->distance[t], &a->limits[0], t) <= 1.5)
-            a->solved[t] = VERDICT_MARGINAL;
-        if (a->solved[t] == VERDICT_MARGINAL && level)
+        if (a->explained[t]) continue; /* it is 1, VERDICT_WRONG */
+        if (level
+                ? attention_is_coarse(a, t, level)
+                : !a->few_bits[t] && attention_times(&a->distance[t], &a->limits[0], t) <= 1.5)
+            a->explained[t] = VERDICT_MARGINAL;
+        if (a->explained[t] == VERDICT_MARGINAL && level)
             verdict_say(a->v, "%s is as far away as %s would make it (limit %.3g)",
                         attention_name(t),
                         a->kernel[0].bits < 24 ? "scores in that type, too,"
@@ -903,7 +904,7 @@ static inline void attention_solve(attention *a, int level) {
 
 static inline int attention_is_unsolved(const attention *a) {
     for (int t = 0; t < ATTEND_TENSORS; t++)
-        if (attention_is_wrong(a, t) && !a->solved[t]) return 1;
+        if (attention_is_wrong(a, t) && !a->explained[t]) return 1;
     return 0;
 }
 
@@ -911,9 +912,9 @@ static inline int attention_is_unsolved(const attention *a) {
 static inline void attention_solve_rounding(attention *a, int t, const char *name,
                                             const attend_limits *limits) {
     int m = (int)(mistake_named(name) - mistakes);
-    if (!attention_is_wrong(a, t) || a->solved[t]) return;
+    if (!attention_is_wrong(a, t) || a->explained[t]) return;
     if (!(attention_times(&a->distance[t], limits, t) <= 1)) return;
-    a->solved[t] = VERDICT_WRONG;
+    a->explained[t] = VERDICT_WRONG;
     a->named[t][m] = 1;
     a->fits.of[t][m].distance = a->distance[t];
     snprintf(a->fits.of[t][m].form, sizeof a->fits.of[t][m].form, "limit of it %.3g",
@@ -932,7 +933,7 @@ static inline int attention_try_rounding(attention *a, const char *name, const i
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         if (!of[t]) continue;
         attention_solve_rounding(a, t, name, &limits);
-        if (a->solved[t] || !a->coarse[t]) continue;
+        if (a->explained[t] || !a->few_bits[t]) continue;
         a->limits[0].all[t] = limits.all[t]; /* to find another mistake within these */
         a->limits[0].row[t] = limits.row[t];
     }
@@ -944,18 +945,18 @@ static inline int attention_try_coarse(attention *a) {
     attend_kernel kernel = a->kernel[0];
     int of[ATTEND_TENSORS] = {0};
     for (int t = 0; t < ATTEND_TENSORS; t++) {
-        if (!a->coarse[t]) continue;
+        if (!a->few_bits[t]) continue;
         verdict_say(a->v, "%s holds %s numbers alone%s, and the attention computes in %s",
-                    attention_name(t), attention_type(a->coarse[t]),
+                    attention_name(t), attention_type(a->few_bits[t]),
                     a->cast[t] ? "" : " where one rank's tokens make it",
                     attention_type(a->kernel[0].bits));
-        if ((of[t] = a->cast[t])) kernel.bits_of[t] = a->coarse[t];
+        if ((of[t] = a->cast[t])) kernel.bits_of[t] = a->few_bits[t];
     }
     if (attention_try_rounding(a, "cast_to_low_precision", of, &kernel)) return -1;
     for (int bits = 8; bits <= 11; bits += 3) {
         kernel = a->kernel[0];
         kernel.partials = bits;
-        for (int t = 0; t < ATTEND_TENSORS; t++) of[t] = a->coarse[t] == bits && !a->cast[t];
+        for (int t = 0; t < ATTEND_TENSORS; t++) of[t] = a->few_bits[t] == bits && !a->cast[t];
         if (attention_try_rounding(a, "partials_in_low_precision", of, &kernel)) return -1;
     }
     return 0;
@@ -968,7 +969,8 @@ static inline int attention_try_partials(attention *a) {
     int of[ATTEND_TENSORS];
     if (kernel.bits >= 24 || a->d->sp == 1) return 0;
     kernel.partials = kernel.bits;
-    for (int t = 0; t < ATTEND_TENSORS; t++) of[t] = attention_is_wrong(a, t) && !a->solved[t];
+    for (int t = 0; t < ATTEND_TENSORS; t++)
+        of[t] = attention_is_wrong(a, t) && !a->explained[t];
     return attention_try_rounding(a, "partials_in_low_precision", of, &kernel);
 }
 
@@ -1011,7 +1013,7 @@ static inline const char *attention_list(const attention *a, char *text, size_t 
 }
 static inline int attention_follows(const attention *a, int t) { return a->follows[t]; }
 static inline int attention_is_unknown(const attention *a, int t) {
-    return !a->solved[t] && !a->follows[t];
+    return !a->explained[t] && !a->follows[t];
 }
 static inline int attention_is_elsewhere(const attention *a, int t) {
     return attention_is_unknown(a, t) &&
@@ -1095,8 +1097,8 @@ static inline int attention_diagnose(attention *a) {
         attention_solve(a, level);
     }
     for (int t = 0; t < ATTEND_TENSORS; t++) {
-        a->follows[t] &= !a->solved[t] && a->solved[ATTEND_OUT] != VERDICT_MARGINAL;
-        if (attention_is_wrong(a, t) && a->solved[t] != VERDICT_MARGINAL)
+        a->follows[t] &= !a->explained[t] && a->explained[ATTEND_OUT] != VERDICT_MARGINAL;
+        if (attention_is_wrong(a, t) && a->explained[t] != VERDICT_MARGINAL)
             a->v->kind = VERDICT_WRONG;
     }
     attention_name_mistakes(a);
