@@ -30,6 +30,7 @@ static int counted_nanosleep(const struct timespec *time, struct timespec *left)
 #undef recv
 #undef poll
 #undef nanosleep
+#include <dirent.h>
 #include "support/transport.h"
 #include "stand_in/nccl_world.h"
 
@@ -1096,6 +1097,76 @@ static void test_split_fails(void) {
     test_end("nccl_split_fails");
 }
 
+/* Threads of this process; -1: the system does not list them. */
+static int threads_now(void) {
+    int count = -1;
+    DIR *d = opendir("/proc/self/task");
+    while (d && readdir(d)) count++;
+    if (d) closedir(d);
+    return count;
+}
+
+/* A rank that opens the world itself. Rank 0 frees the world before its half, the others
+   after. */
+static void *open_main(void *argument) {
+    place *p = argument;
+    int64_t me = p->desc.rank;
+    seqpar_comm *world = (seqpar_comm *)p, *half = NULL;
+    seqpar_error verdict;
+    cudaSetDevice((int)me);
+    p->status = seqpar_nccl_open(&world, &p->desc, &p->error);
+    test_expect(!p->status || !world, "a world that failed is handed out");
+    if (p->status) return NULL;
+    p->status = seqpar_comm_split(world, me % 2, me, &half);
+    if (me == 0) seqpar_comm_free(world);
+    if (!p->status) p->status = seqpar_comm_barrier(half);
+    test_expect(seqpar_nccl_verdict(me ? world : half, &verdict) == p->status, "%s",
+                verdict.text);
+    seqpar_comm_free(half);
+    if (me) seqpar_comm_free(world);
+    return NULL;
+}
+
+static seqpar_status open_places(place *p, int64_t count) {
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t r = 0; r < count; r++)
+        if (pthread_create(&p[r].thread, NULL, open_main, &p[r])) abort();
+    for (int64_t r = 0; r < count; r++) {
+        pthread_join(p[r].thread, NULL);
+        if (!status) status = p[r].status;
+    }
+    expect_order();
+    return status;
+}
+
+/* The last comm that a rank frees closes its world: sockets, threads and the file are gone. */
+static void test_opened_by_ranks(void) {
+    place p[RANKS];
+    int files = open_files(), threads = 0;
+    test_limit(TRANSPORT_SECONDS);
+    for (int turn = 0; turn < 2; turn++) { /* the first one starts threads of the stand-in */
+        if (turn) threads = threads_now();
+        places_new(p, 3);
+        test_expect(open_places(p, 3) == SEQPAR_OK, "%s", p[0].error.text);
+    }
+    test_expect(access(world_file, F_OK) != 0, "the file stays");
+    expect_files(files);
+    test_expect(threads_now() == threads, "%d threads run, %d ran before", threads_now(),
+                threads);
+    test_end("nccl_opened_by_ranks");
+    places_new(p, 3);
+    stand.version[1] = 21805;
+    test_expect(open_places(p, 3), "it is opened");
+    for (int r = 0; r < 3; r++)
+        test_expect(p[r].status == (r == 1 ? SEQPAR_ERR_WORLD : SEQPAR_ERR_PEER) &&
+                        strstr(p[r].error.text, "rank 1 runs NCCL 21805, rank 0 runs NCCL"),
+                    "rank %d: %s: %s", r, seqpar_status_name(p[r].status), p[r].error.text);
+    expect_files(files);
+    test_expect(threads_now() == threads, "%d threads run, %d ran before", threads_now(),
+                threads);
+    test_end("nccl_opened_by_ranks_fails");
+}
+
 static void test_mismatches(void) {
     place p[RANKS];
     places_new(p, 3);
@@ -1128,6 +1199,9 @@ static void test_mismatches(void) {
     places_new(p, 3);
     expect_places(p, 2, SEQPAR_ERR_TIMEOUT, "of 3 ranks, 2 did not come within 120 s");
     test_end("nccl_a_rank_does_not_come");
+    places_new(p, 5);
+    expect_places(p, 2, SEQPAR_ERR_TIMEOUT, "of 5 ranks, 2 3 4 did not come within 120 s");
+    test_end("nccl_three_ranks_do_not_come");
     places_new(p, 2);
     expect_places(p + 1, 1, SEQPAR_ERR_FILE_OPEN, "rank 1 waited 120 s for rank 0 to write");
     p[1].desc.file = NULL;
@@ -1164,6 +1238,7 @@ int main(int argc, char **argv) {
     TEST(test_environment());
     TEST(test_names());
     TEST(test_silent_port());
+    TEST(test_opened_by_ranks());
     TEST(test_mismatches());
     TEST(test_split_fails());
     return test_summary();

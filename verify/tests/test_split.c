@@ -1291,6 +1291,8 @@ static void test_balance(void) {
         {"default_64", 1 << 20, 0, SEQPAR_LAYOUT_ZIGZAG, 64, 16384, 0, 256, 0},
         {"default_24", 1 << 20, 0, SEQPAR_LAYOUT_ZIGZAG, 24, 45056, 0, 256, 0},
         {"default_1024", 1 << 20, 0, SEQPAR_LAYOUT_ZIGZAG, 1024, 1024, 0, 256, 0},
+        /* all its cells are small; the next would be wide */
+        {"default_edge", 16384, 0, SEQPAR_LAYOUT_ZIGZAG, 64, 256, 0, 64, 0},
         {"default_short", 700, 0, SEQPAR_LAYOUT_ZIGZAG, 4, 256, 0, 32, 1},
         {"contiguous", 1000, 334, SEQPAR_LAYOUT_CONTIGUOUS, 5, 334, 2, 64, 1},
         {"too_long_a_cell", 7, 7, SEQPAR_LAYOUT_ZIGZAG, 4, 7, 3, 2, 1},
