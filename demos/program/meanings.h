@@ -50,7 +50,7 @@ static program_meaning *program_meanings(const program *p) {
                                         "kd",  "prm", "ppo", "generate"};
     program_meaning *all = NULL;
     sh_new_strdup(all);
-    for (int i = 0; i < 8; i++) {
+    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
         char *help = program_trainer_help(p, tools[i]);
         program_meanings_add(&all, help);
         free(help);

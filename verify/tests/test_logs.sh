@@ -124,6 +124,12 @@ refused() { # NAME PATTERN OPTIONS...
 refused logs_events_in_a_file 'use_tensorboard would write .*, but a part of this path is a file; move it away or give another --use_tensorboard' --use_tensorboard $out/file
 refused logs_history_in_a_file 'wandb_offline would write .*, but a part of this path is a file; move it away or give another --wandb_offline' --wandb_offline $out/file
 refused logs_long_path 'use_tensorboard: .* has 1[0-9]{3} characters, at most 1000 are possible' --use_tensorboard $out/$(printf 'xxxxxxxxx/%.0s' {1..130})
+# the longest path that is possible: every file of each log is there
+long=$out/far; while [ ${#long} -lt 987 ]; do long+=/xxxxxxxxx; done; while [ ${#long} -lt 997 ]; do long+=x; done
+run long sft --max_steps 1 --use_tensorboard $long.tb --wandb_offline $long.wb
+found=$(find $out/far -type f | sed -E 's,.*/,,; s/tfevents.*/tfevents/' | LC_ALL=C sort | tr '\n' ' ')
+[ "$found" = "config.yaml events.out.tfevents wandb-history.jsonl wandb-summary.json " ] && ok logs_longest_path || fail logs_longest_path "$found $(why long)"
+rm -rf $out/far
 # a limit of 8 KiB, which the event file meets before the others
 (ulimit -f 8; run limit sft --max_steps 2000000 --metrics_path /dev/null); code=$?
 [ $code -eq 1 ] && grep -qE '^error: cannot write .*(events.out.tfevents.*; make room or give another --use_tensorboard|wandb-history.jsonl: .*; make room or give another --wandb_offline)' $out/limit.log && ok logs_limit || fail logs_limit "exit code $code: $(why limit)"

@@ -9,6 +9,7 @@
 #include "oracle/reference/model_ways.h"
 #include "oracle/gradient/objective_seeds.h"
 #include "oracle/reference/second_reference.h"
+#include "oracle/loss/on_policy.h"
 #include "support/test.h"
 
 enum { ROWS = 3, MOST = 24 };
@@ -178,11 +179,23 @@ static void test_seen(int harm, const char *what) {
     test_end("references_see_a_%s", what);
 }
 
+/* Positions by powers of two: what is longer than the last one counts there. */
+static void test_powers(void) {
+    for (int i = 0; i < 63; i++) {
+        int64_t x = INT64_C(1) << i;
+        int want = i < POLICY_POWERS ? i : POLICY_POWERS - 1;
+        test_expect(power_of(x) == want && power_of(x + (x - 1)) == want, "2^%d is in %d", i,
+                    power_of(x));
+    }
+    test_end("references_powers");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_fault_names());
     TEST(test_agree(getenv("TEST_ALL") ? 100000 : 3000));
     TEST(test_seen(1, "log_prob"));
     TEST(test_seen(2, "gradient"));
+    TEST(test_powers());
     return test_summary();
 }

@@ -1769,6 +1769,38 @@ static void bad_metadata_is_refused(void) {
     }
 }
 
+/* Whether a header with one value of so many letters is written, and read again. */
+static int long_header_is_written(char *value, int64_t letters) {
+    seqpar_safetensors_pair metadata = {"long", value};
+    seqpar_safetensors_desc desc = {
+        .path = in_folder("long"), .metadata = &metadata, .metadata_count = 1};
+    seqpar_safetensors_writer *writer = NULL;
+    seqpar_safetensors_file *file = NULL;
+    seqpar_error error = {0};
+
+    memset(value, 'x', (size_t)letters);
+    value[letters] = '\0';
+    if (seqpar_safetensors_create(&writer, &desc, &error)) return 0;
+    test_expect(!seqpar_safetensors_finish(writer, &error), "it is not finished");
+    test_expect(!seqpar_safetensors_open(&file, desc.path, &error), "%s", error.text);
+    test_expect(file && !strcmp(seqpar_safetensors_metadata(file, "long"), value),
+                "another text is read");
+    seqpar_safetensors_close(file);
+    remove(desc.path);
+    return 1;
+}
+
+/* Headers are filled up to multiples of eight bytes, and the limit is one. */
+static void longest_header(void) {
+    int64_t letters = SEQPAR_SAFETENSORS_MAX_HEADER -
+                      (int64_t)strlen("{\"__metadata__\":{\"long\":\"\"}}");
+    char *value = malloc((size_t)letters + 2);
+
+    test_expect(long_header_is_written(value, letters), "a header at the limit is refused");
+    test_expect(!long_header_is_written(value, letters + 1), "a header beyond it is written");
+    free(value);
+}
+
 /* A control character takes six bytes of JSON. */
 static void header_too_long_to_be_read_is_not_written(void) {
     enum { LENGTH = SEQPAR_SAFETENSORS_MAX_HEADER / 6 + 1 };
@@ -2009,6 +2041,7 @@ static const struct {
     NAMED(bytes_missing_or_too_many_are_refused),
     NAMED(bad_lists_are_refused),
     NAMED(bad_metadata_is_refused),
+    NAMED(longest_header),
     NAMED(header_too_long_to_be_read_is_not_written),
     NAMED(bad_targets_are_refused),
     NAMED(rename_that_fails_is_reported),
