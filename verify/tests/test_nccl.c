@@ -67,12 +67,15 @@ static int is_interrupted(void) {
     return 1;
 }
 
+/* No call moves all bytes at once. */
+static size_t cut(size_t bytes) { return bytes > 5 ? bytes - 3 : bytes; }
+
 static ssize_t interrupted_send(int fd, const void *data, size_t bytes, int flags) {
-    return is_interrupted() ? -1 : send(fd, data, bytes, flags);
+    return is_interrupted() ? -1 : send(fd, data, cut(bytes), flags);
 }
 
 static ssize_t interrupted_recv(int fd, void *data, size_t bytes, int flags) {
-    return is_interrupted() ? -1 : recv(fd, data, bytes, flags);
+    return is_interrupted() ? -1 : recv(fd, data, cut(bytes), flags);
 }
 
 /* How often ranks look whether there is news, and how often they sleep until there is. */
@@ -690,6 +693,10 @@ static void test_watchdog(void) {
         test_expect(strstr(error.text, "'late kv' step 4 on rank 1 did not finish within 600 "
                                        "s: from rank 0 64 bytes") != NULL,
                     "%s", error.text);
+        /* on a queue the message is NCCL's already */
+        test_expect(!strstr(error.text, "64 bytes; the other side has not begun it") ==
+                        (way > 0),
+                    "%s", error.text);
         test_end("nccl_watchdog_%s", names[way]);
     }
 }
@@ -726,39 +733,71 @@ static void post_one(seqpar_nccl__referee *f, int64_t rank, int64_t request, int
     seqpar_nccl__posted(f, rank, &n);
 }
 
-/* The referee alone, so that the order of notes is certain: rank 0 says that request 0 blocks
-   it while that is already matched; its request 1 waits for rank 1, and rank 1 for rank 0. */
+/* A referee of two ranks without connections, so that the order of notes is certain. */
+typedef struct lone_referee {
+    seqpar_nccl__referee f;
+    int sockets[2];
+    char ended[2];
+    int64_t blocked[2];
+    seqpar_nccl__end *ends[4];
+    seqpar_nccl__items ready[2];
+} lone_referee;
+
+static void lone_new(lone_referee *l) {
+    memset(l, 0, sizeof *l);
+    l->f.size = l->f.came = 2;
+    l->sockets[0] = l->sockets[1] = -1;
+    l->f.socket = l->sockets;
+    l->f.ended = l->ended;
+    l->f.blocked = l->blocked;
+    l->f.ends = l->ends;
+    l->f.ready = l->ready;
+    test_expect(seqpar_nccl__append(&l->f.items, 0, 0), "out of memory");
+}
+
+static void lone_free(lone_referee *l) {
+    for (int i = 0; i < 4; i++) SEQPAR_FREE(l->ends[i]);
+    for (int i = 0; i < 2; i++) SEQPAR_FREE(l->ready[i].item);
+    SEQPAR_FREE(l->f.items.item);
+}
+
+/* Rank 0 says that request 0 blocks it while that is already matched; its request 1 waits for
+   rank 1, and rank 1 for rank 0. */
 static void test_matched_is_no_deadlock(void) {
-    int sockets[2] = {-1, -1};
-    char ended[2] = {0, 0};
-    int64_t blocked[2] = {0, 1};
-    seqpar_nccl__end *ends[4] = {NULL, NULL, NULL, NULL};
-    seqpar_nccl__items ready[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
-    seqpar_nccl__referee f = {.size = 2,
-                              .came = 2,
-                              .socket = sockets,
-                              .ended = ended,
-                              .blocked = blocked,
-                              .ends = ends,
-                              .ready = ready};
-    if (!seqpar_nccl__append(&f.items, 0, 0)) test_expect(0, "out of memory");
-    for (int64_t request = 0; request < 2; request++) {
-        post_one(&f, 0, request, 0);
-        if (!request) post_one(&f, 1, request, 1);
-    }
-    post_one(&f, 1, 1, 0);
-    seqpar_nccl__watch_deadlock(&f);
-    test_expect(f.stop.status == 0, "%s", f.stop.text);
-    test_expect(blocked[0] == -1 && ready[0].count == 1 && ready[1].count == 1,
+    lone_referee l;
+    lone_new(&l);
+    post_one(&l.f, 0, 0, 0);
+    post_one(&l.f, 1, 0, 1);
+    post_one(&l.f, 0, 1, 0);
+    post_one(&l.f, 1, 1, 0);
+    l.blocked[1] = 1;
+    seqpar_nccl__watch_deadlock(&l.f);
+    test_expect(l.f.stop.status == 0, "%s", l.f.stop.text);
+    test_expect(l.blocked[0] == -1 && l.ready[0].count == 1 && l.ready[1].count == 1,
                 "rank 0 is not told to go on");
-    blocked[0] = 1;
-    seqpar_nccl__watch_deadlock(&f);
-    test_expect(f.stop.status == SEQPAR_ERR_DEADLOCK, "no deadlock: status %lld",
-                (long long)f.stop.status);
-    for (int i = 0; i < 4; i++) SEQPAR_FREE(ends[i]);
-    for (int i = 0; i < 2; i++) SEQPAR_FREE(ready[i].item);
-    SEQPAR_FREE(f.items.item);
+    l.blocked[0] = 1;
+    seqpar_nccl__watch_deadlock(&l.f);
+    test_expect(l.f.stop.status == SEQPAR_ERR_DEADLOCK, "no deadlock: status %lld",
+                (long long)l.f.stop.status);
+    lone_free(&l);
     test_end("nccl_matched_is_no_deadlock");
+}
+
+/* A rank has posted its end of a message when the other rank ends, in peace or not. */
+static void test_posted_before_the_end(void) {
+    for (int64_t way = 0; way < 8; way++) {
+        int64_t waits = way & 1;
+        lone_referee l;
+        lone_new(&l);
+        post_one(&l.f, waits, 0, way >> 1 & 1);
+        seqpar_nccl__left(&l.f, 1 - waits, way >> 2);
+        test_expect(l.f.stop.status == SEQPAR_ERR_PEER && l.f.stop.rank == waits &&
+                        strstr(l.f.stop.text, "waits in 's' step 0 for rank") != NULL,
+                    "rank %lld waits: rank %lld: %s", (long long)waits,
+                    (long long)l.f.stop.rank, l.f.stop.text);
+        lone_free(&l);
+    }
+    test_end("nccl_posted_before_the_end");
 }
 
 /* ---- ways to open a world ---- */
@@ -1226,6 +1265,7 @@ int main(int argc, char **argv) {
     for (i = 0; i < (quick ? 1 : COUNT(makers)); i++) TEST(transport_conformance(&makers[i]));
     TEST(test_deadlocks());
     TEST(test_matched_is_no_deadlock());
+    TEST(test_posted_before_the_end());
     TEST(test_queue());
     TEST(test_memory());
     TEST(test_attention());
