@@ -68,7 +68,7 @@ static int is_interrupted(void) {
 }
 
 /* No call moves all bytes at once. */
-static size_t cut(size_t bytes) { return bytes > 5 ? bytes - 3 : bytes; }
+static size_t cut(size_t bytes) { return bytes > 5 ? bytes / 2 : bytes; }
 
 static ssize_t interrupted_send(int fd, const void *data, size_t bytes, int flags) {
     return is_interrupted() ? -1 : send(fd, data, cut(bytes), flags);
