@@ -431,9 +431,10 @@ def check_junit(path, said):
             failures += 1
             failure = case.find("failure")
             assert kinds == ["failure"] and failure.get("message") == title(stage)
-            assert failure.text.startswith("".join(e + "\n" for e in evidence) + stage["mistakes"][0]["name"] + ": " if stage["mistakes"] else "")
-            assert stage["mistakes"] or failure.text == "".join(e + "\n" for e in evidence)
-            assert all(m.get("fix", "") in failure.text for m in stage["mistakes"])
+            lines, mistakes = "".join(e + "\n" for e in evidence), stage["mistakes"]
+            begin = lines + mistakes[0]["name"] + ": " if mistakes else lines
+            assert failure.text.startswith(begin) and (mistakes or failure.text == lines)
+            assert all(m.get("fix", "") in failure.text for m in mistakes)
         elif stage["verdict"] in ("insufficient", "not judged"):
             skipped += 1
             message = case.find("skipped").get("message")

@@ -783,7 +783,7 @@ static void test_matched_is_no_deadlock(void) {
     test_end("nccl_matched_is_no_deadlock");
 }
 
-/* A rank has posted its end of a message when the other rank ends, in peace or not. */
+/* A rank has posted its end of a message when the other rank ends, with a goodbye or without. */
 static void test_posted_before_the_end(void) {
     for (int64_t way = 0; way < 8; way++) {
         int64_t waits = way & 1;
