@@ -377,6 +377,33 @@ static double without_weights(void) {
     return loss;
 }
 
+static double sum_of_weights(void) {
+    double sum = 0;
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++)
+        sum += s.of[dp][a].labels[t] != NONE ? s.of[dp][a].weights[t] : 0;
+    return sum;
+}
+
+/* The sum over the weights is no mistake with a name: packages differ, and the metadata can say
+   it. */
+static void test_mean_by_weights(const char *objective) {
+    double sum, weights;
+    char said_of[96];
+    make_by(objective, "token");
+    weigh();
+    weights = sum_of_weights();
+    sum = right_loss() * labels_of_step();
+    snprintf(said_of, sizeof said_of, "their weights, %.6g", weights);
+    expect_loss(sum / weights, "unknown", said_of);
+    expect_loss(sum / weights, "unknown", "write reduction constant");
+    expect_loss(sum / (weights + 0.5), "unknown", "no known way to divide these sums");
+    s.reduction = "constant";
+    s.constant = weights;
+    set_loss(sum / weights);
+    expect_right("mean_by_weights", "loss right: got");
+}
+
 static void test_weights(const char *objective, const char *reduction) {
     make_by(objective, reduction);
     weigh();
@@ -521,6 +548,8 @@ int main(int argc, char **argv) {
     TEST(test_weights("sft", "token"));
     TEST(test_weights("ppo", "token"));
     TEST(test_weights("ppo", "sequence"));
+    TEST(test_mean_by_weights("sft"));
+    TEST(test_mean_by_weights("ppo"));
     TEST(test_terms("sft", "label_smoothing", &s.smoothing, 0.1));
     TEST(test_terms("sft", "z_loss", &s.z_loss, 0.01));
     TEST(test_terms("ppo", "entropy_coef", &s.entropy_coef, 0.02));

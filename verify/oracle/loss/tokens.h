@@ -130,6 +130,7 @@ typedef struct token_sums {
     /* Sums of losses, and of documents' means, as they are without an option */
     double plain_tokens[OPTIONS_LEFT], plain_documents[OPTIONS_LEFT];
     int has_weights;
+    double weights;    /* their sum */
     token_part *part;  /* (sp) */
     token_part *ratio; /* (sp) of logp - old_logp, where a document has one ratio */
 } token_sums;
@@ -274,6 +275,7 @@ static inline void tokens_weigh(token_sums *s, const dump_facts *f, const dump_r
         s->plain_documents[i] += w * (loss[TOKEN_RIGHT] - of_term[i]) / count;
     }
     s->has_weights |= row->weights != NULL;
+    s->weights += w;
     s->plain_tokens[LEFT_WEIGHTS] += loss[TOKEN_RIGHT];
     s->plain_documents[LEFT_WEIGHTS] += loss[TOKEN_RIGHT] / count;
     if (has_another_clip(f)) {
@@ -650,10 +652,22 @@ static inline void tokens_say_reduction(const token_sums *s, const law *l, const
     }
 }
 
+/* Whether the number is right by the sum of the weights instead of the count of tokens; says how
+   the metadata name that. */
+static inline int tokens_say_weights(const token_sums *s, const law *l, verdict *v) {
+    if (!s->has_weights || !law_equal(l, l->got, s->by_token[TOKEN_RIGHT] / s->weights))
+        return 0;
+    verdict_say(v,
+                "it is the sum of all tokens over the sum of their weights, %.9g: if that is "
+                "meant, write reduction constant and reduction_constant %.9g into the metadata",
+                s->weights, s->weights);
+    return 1;
+}
+
 static inline void tokens_name_rest(const token_sums *s, const law *l, const answers *a,
                                     const dump_facts *f, verdict *v) {
     if (!v->count) tokens_name_window(s, l, a, f, v);
-    if (!v->count) tokens_name_divisor(s, l, a, f, v);
+    if (!v->count && !tokens_say_weights(s, l, v)) tokens_name_divisor(s, l, a, f, v);
     tokens_say_reduction(s, l, f, v);
 }
 
