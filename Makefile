@@ -18,9 +18,9 @@ DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attentio
 DUMPS = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_dump*.c)))
 # One suite a group of operations of the device table.
 DEVICES = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_device*.c)))
-SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip wheel nccl plan transport sample sampled adapters distill $(DEVICES) numerics slow slow_loss slow_loss_slopes slow_loss_identities pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs sanitize_trainers mpi hosts workflow setup bare
+SUITES = lessons absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip wheel nccl nccl_parts plan transport sample sampled adapters distill $(DEVICES) numerics slow slow_loss slow_loss_slopes slow_loss_identities pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs sanitize_trainers mpi hosts workflow setup bare
 # The same in parts, for those who work on one: the core is the rest.
-ON_DEVICES = cuda gpu_script nccl nccl_gpus train_nccl transport mpi hosts processes
+ON_DEVICES = cuda gpu_script nccl nccl_parts nccl_gpus train_nccl transport mpi hosts processes
 OF_ORACLE = lessons oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip wheel parsers fuzz
 OF_TRAINERS = definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input refused runs certificate kills sizes reward token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs sanitize_trainers
 OF_CORE = $(filter-out $(ON_DEVICES) $(OF_ORACLE) $(OF_TRAINERS),$(SUITES))
@@ -190,9 +190,11 @@ $(DUMPS:%=build/test_%) build/test_gallery: $(ORACLE)
 build/test_references build/test_gallery: $(ORACLE_HEADERS)
 build/test_gallery: CPPFLAGS += -D_GNU_SOURCE
 OF_ORACLE_HEADERS = $(ORACLE_HEADERS) verify/second/slow.h verify/support/kept.h demos/trainer/model/model_folder.h demos/trainer/model/peft.h demos/trainer/log/progress.h
+# sqrt without errno is one instruction, for several numbers at once; its values are the same.
+FAST_ROOTS = -fno-math-errno
 # Put in its place whole: a suite may be running the one before.
 $(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(OF_ORACLE_HEADERS)
-	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@.$$$$ $(LDLIBS) && mv $@.$$$$ $@
+	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(FAST_ROOTS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@.$$$$ $(LDLIBS) && mv $@.$$$$ $@
 # `seqpar-verify test` is make verify
 build/self_test.o: verify/verify.c build/seqpar.o $(SELF_TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
@@ -452,7 +454,7 @@ $(WHEELS:%=$(IN_WHEEL)/%/seqpar.o): $(IN_WHEEL)/%/seqpar.o: verify/library.c ver
 $(WHEELS:%=$(IN_WHEEL)/%/self_test.o): $(IN_WHEEL)/%/self_test.o: verify/verify.c $(SELF_TEST_HEADERS) $(IN_WHEEL)/%/seqpar.o
 	$(WHEEL_CC) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
 $(WHEEL_BINARIES): $(IN_WHEEL)/%/seqpar-verify: verify/seqpar_verify.c $(IN_WHEEL)/%/seqpar.o $(IN_WHEEL)/%/self_test.o $(OF_ORACLE_HEADERS)
-	$(WHEEL_CC) $(LINKED) -I$(IN_WHEEL)/include/cjson -s $< $(IN_WHEEL)/cJSON.c $(@D)/seqpar.o $(@D)/self_test.o -o $@ -lm -lpthread
+	$(WHEEL_CC) $(FAST_ROOTS) $(LINKED) -I$(IN_WHEEL)/include/cjson -s $< $(IN_WHEEL)/cJSON.c $(@D)/seqpar.o $(@D)/self_test.o -o $@ -lm -lpthread
 
 clean:
 	rm -rf build dist

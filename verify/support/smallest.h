@@ -120,5 +120,6 @@
 #define ATTEND_KEYS     5 /* 64 */
 #define ATTEND_LARGE    1 /* 60000000 */
 #define ATTENTION_CHUNK 1 /* (1 << 16) */
+#define STEP_BLOCK      9 /* 256 */
 
 #endif

@@ -114,30 +114,59 @@ static inline int is_vector(const char *parameter) {
 /* One element before the step. */
 typedef struct element {
     double p, g, m, v;
-    int vector;
 } element;
 
-static inline void way_moments(const dump_facts *f, const step_way *way, double g, element *e) {
-    double of_old = way->moments == MOMENTS_KEPT_WHOLE, of_new = way->moments == MOMENTS_ADDED;
-    if (way->moments == MOMENTS_LOST) e->m = e->v = 0;
-    e->m = (of_old > 0 ? 1 : f->beta1) * e->m + (of_new > 0 ? 1 : 1 - f->beta1) * g;
-    e->v = (of_old > 0 ? 1 : f->beta2) * e->v + (of_new > 0 ? 1 : 1 - f->beta2) * g * g;
+/* A way's step as factors, so that one loop without branches computes all ways. Ways with equal
+   factors make the same step. */
+typedef struct way_factors {
+    double clip, coupled;              /* the gradient is clip g + coupled p */
+    double old_m, new_m, old_v, new_v; /* of the moments before, and of the gradient */
+    double square, eps_inside, eps;    /* the root is sqrt(square v + eps_inside) + eps */
+    double update, decay;              /* after - param is -update m / root - decay p */
+    double before;                     /* 1: the gradients that ranks clipped */
+} way_factors;
+
+/* What the way multiplies moments by, where the dump has some. */
+static inline void way_moments(const dump_facts *f, const step_way *way, int has_moments,
+                               way_factors *k) {
+    int whole = way->moments == MOMENTS_KEPT_WHOLE, added = way->moments == MOMENTS_ADDED;
+    int lost = way->moments == MOMENTS_LOST || !has_moments;
+    k->old_m = lost ? 0 : whole ? 1 : f->beta1;
+    k->old_v = lost ? 0 : whole ? 1 : f->beta2;
+    k->new_m = added ? 1 : 1 - f->beta1;
+    k->new_v = added ? 1 : 1 - f->beta2;
+}
+
+/* vector: the parameter is a bias or of a norm. */
+static inline way_factors way_factors_of(const dump_facts *f, const step_way *way,
+                                         const way_numbers *w, int vector, int has_moments) {
+    int spared = way->decay == DECAY_NONE || (way->decay == DECAY_VECTORS && !vector);
+    double decay = spared ? 0 : f->weight_decay;
+    way_factors k = {.clip = w->clip, .before = way->clip == CLIP_BEFORE};
+    if (f->optimizer == DUMP_SGD) { /* the moment is the gradient, and the root is 1 */
+        k.new_m = k.eps = 1;
+        k.update = f->lr;
+        k.decay = f->lr * decay;
+        return k;
+    }
+    way_moments(f, way, has_moments, &k);
+    k.square = w->square;
+    k.eps_inside = way->eps_inside ? f->eps : 0;
+    k.eps = way->eps_inside ? 0 : f->eps;
+    k.update = f->lr * w->mean;
+    if (way->decay_coupled)
+        k.coupled = decay;
+    else
+        k.decay = f->lr * decay;
+    if (way->decay_after) k.update *= 1 - k.decay;
+    return k;
 }
 
 /* after - param of one element */
-static inline double way_step(const dump_facts *f, const step_way *way, const way_numbers *w,
-                              element e) {
-    int spared = way->decay == DECAY_NONE || (way->decay == DECAY_VECTORS && !e.vector);
-    double weight_decay = spared ? 0 : f->weight_decay, decay = f->lr * weight_decay;
-    double g = e.g * w->clip, square, u;
-    if (f->optimizer == DUMP_SGD) return -f->lr * (g + weight_decay * e.p);
-    if (way->decay_coupled) g += weight_decay * e.p;
-    way_moments(f, way, g, &e);
-    square = e.v * w->square;
-    u = f->lr * e.m * w->mean /
-        (way->eps_inside ? sqrt(square + f->eps) : sqrt(square) + f->eps);
-    if (way->decay_coupled) return -u;
-    return way->decay_after ? (e.p - u) * (1 - decay) - e.p : -decay * e.p - u;
+static inline double way_step(const way_factors *k, element e) {
+    double g = e.g * k->clip + k->coupled * e.p;
+    double m = k->old_m * e.m + k->new_m * g, v = k->old_v * e.v + k->new_v * g * g;
+    return -k->update * m / (sqrt(v * k->square + k->eps_inside) + k->eps) - k->decay * e.p;
 }
 
 /* Sums of squares over one rank's elements. away: the way's step minus the made one;
@@ -191,41 +220,91 @@ static inline double way_clip(const step_norms *n, const step_way *way, int64_t 
 
 static inline element element_at(const step_inputs *in, int64_t at) {
     return (element){in->param.values[at], in->grad.values[at],
-                     in->m.values ? in->m.values[at] : 0, in->v.values ? in->v.values[at] : 0,
-                     in->vector};
+                     in->m.values ? in->m.values[at] : 0, in->v.values ? in->v.values[at] : 0};
 }
 
-static inline void match_parts(const dump_facts *f, step_match *to, double p, double moved,
-                               double right) {
-    double decay = -f->lr * f->weight_decay * p, update = right - decay;
-    to->decayed += (moved - update) * (moved - update);
-    to->decayed_param += (moved - update) * p;
-    to->param += p * p;
-    to->updated += (moved - decay) * (moved - decay);
-    to->updated_right += (moved - decay) * update;
-    to->update += update * update;
-    to->elements++;
+static inline way_factors step_factors(const step_check *c, int64_t rank, int way,
+                                       const step_inputs *in) {
+    return way_factors_of(&in->facts, &step_ways[way], &c->numbers[rank * STEP_WAYS + way],
+                          in->vector, in->m.values || in->v.values);
 }
 
-static inline void match_element(const step_check *c, step_match *to, int64_t rank,
-                                 const step_inputs *in, int64_t at, double after, double u) {
-    const way_numbers *numbers = &c->numbers[rank * STEP_WAYS];
-    const dump_facts *f = &in->facts;
-    element e = element_at(in, at), clipped = e;
-    double moved = after - e.p, right = 0;
-    clipped.g = in->clipped ? in->clipped[at] : NAN;
-    for (int i = 0; i < STEP_WAYS; i++) {
-        int before = step_ways[i].clip == CLIP_BEFORE;
-        double step = way_step(f, &step_ways[i], &numbers[i], before ? clipped : e);
-        if (!i) right = step;
-        to->away[i] += (moved - step) * (moved - step);
-        to->from_right[i] += (step - right) * (step - right);
+/* Some elements of one rank's range, held as arrays for the compiler to compute several at once. */
+#ifndef STEP_BLOCK
+#define STEP_BLOCK 256
+#endif
+typedef struct step_block {
+    int64_t count;
+    double p[STEP_BLOCK], g[STEP_BLOCK], m[STEP_BLOCK], v[STEP_BLOCK];
+    double clipped[STEP_BLOCK]; /* g as the ranks clipped it; NaN: not known */
+    double moved[STEP_BLOCK];   /* after - p */
+    double right[STEP_BLOCK], step[STEP_BLOCK];
+} step_block;
+
+static inline void block_read(step_block *b, const step_inputs *in, int64_t at,
+                              const double *after, int64_t count) {
+    b->count = count;
+    for (int64_t i = 0; i < count; i++) {
+        element e = element_at(in, at + i);
+        b->p[i] = e.p;
+        b->g[i] = e.g;
+        b->m[i] = e.m;
+        b->v[i] = e.v;
+        b->clipped[i] = in->clipped ? in->clipped[at + i] : NAN;
+        b->moved[i] = after[i] - e.p;
     }
-    match_parts(f, to, e.p, moved, right);
-    to->wanted += right * right;
-    to->moved += moved * moved;
-    to->along += moved * right;
-    to->rounding += 2 * u * u * (after * after + e.p * e.p);
+}
+
+static inline void block_step(const step_block *b, const way_factors *k, double *step) {
+    const double *g = k->before > 0 ? b->clipped : b->g;
+    for (int64_t i = 0; i < b->count; i++)
+        step[i] = way_step(k, (element){b->p[i], g[i], b->m[i], b->v[i]});
+}
+
+/* The squared distance, in several sums that do not wait for each other. */
+static inline double block_distance(const double *x, const double *y, int64_t count) {
+    enum { SUMS = 8 };
+    double sums[SUMS] = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= count; i += SUMS)
+        for (int s = 0; s < SUMS; s++) sums[s] += (x[i + s] - y[i + s]) * (x[i + s] - y[i + s]);
+    for (; i < count; i++) sums[0] += (x[i] - y[i]) * (x[i] - y[i]);
+    for (int s = 1; s < SUMS; s++) sums[0] += sums[s];
+    return sums[0];
+}
+
+/* rounding: of after. */
+static inline void block_sums(const step_block *b, const dump_facts *f, double rounding,
+                              step_match *to) {
+    for (int64_t i = 0; i < b->count; i++) {
+        double p = b->p[i], moved = b->moved[i], right = b->right[i], after = moved + p;
+        double decay = -f->lr * f->weight_decay * p, update = right - decay;
+        to->decayed += (moved - update) * (moved - update);
+        to->decayed_param += (moved - update) * p;
+        to->param += p * p;
+        to->updated += (moved - decay) * (moved - decay);
+        to->updated_right += (moved - decay) * update;
+        to->update += update * update;
+        to->wanted += right * right;
+        to->moved += moved * moved;
+        to->along += moved * right;
+        to->rounding += 2 * rounding * rounding * (after * after + p * p);
+    }
+    to->elements += (double)b->count;
+}
+
+/* Adds the block's distances of all ways that are not known. factors: of all ways; way 0, the
+   right one, is never known. */
+static inline void block_match(step_block *b, const way_factors *factors, const int *known,
+                               step_match *to) {
+    block_step(b, &factors[0], b->right);
+    for (int i = 0; i < STEP_WAYS; i++) {
+        const double *step = i ? b->step : b->right;
+        if (known[i]) continue;
+        if (i) block_step(b, &factors[i], b->step);
+        to->away[i] += block_distance(b->moved, step, b->count);
+        to->from_right[i] += block_distance(step, b->right, b->count);
+    }
 }
 
 /* The sum of the ranks' local gradients, each clipped by its own norm, times the reducer's
@@ -369,41 +448,101 @@ static inline void note_decay(step_check *c, const step_match *m, const char *pa
     }
 }
 
-/* Compares one rank's range of after. with all ways. The sums begin at 0 for each parameter, to
-   find the first one with a wrong step. 0, or -1 with d->error. */
+/* One rank's range of after., and how its step compares with all ways. */
+typedef struct rank_match {
+    int64_t rank;
+    double *after; /* (p.count) owned; NULL: no rank */
+    part p;
+    way_factors factors[STEP_WAYS];
+    step_match of;
+} rank_match;
+
+/* Reads the range, of tensor t. 0, or -1 with d->error. */
+static inline int rank_match_read(dump *d, const seqpar_safetensors_tensor *t,
+                                  const step_inputs *in, rank_match *m) {
+    if (part_of(d, m->rank, t, &m->p)) return -1;
+    if (m->p.total != in->grad.count) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: tensor %.100s has %lld elements in all, but its grad. tensor has "
+                    "%lld; write both with the same total",
+                    d->ranks[m->rank].path, t->name, (long long)m->p.total,
+                    (long long)in->grad.count);
+        return -1;
+    }
+    return (m->after = dump_doubles(d, m->rank, t)) ? 0 : -1;
+}
+
+static inline int ranges_equal(const rank_match *x, const rank_match *y) {
+    return x->after && x->p.count == y->p.count && x->p.offset == y->p.offset &&
+           !memcmp(x->after, y->after, (size_t)x->p.count * sizeof *x->after);
+}
+
+/* Finds ways whose sums are those of another way, or of the rank before, which has a copy:
+   known[i]. from: where their sums are. */
+static inline void ways_known(const rank_match *m, const rank_match *last, int *known,
+                              const rank_match **from, int *way) {
+    int copy = ranges_equal(last, m);
+    for (int i = 0; i < STEP_WAYS; i++) {
+        from[i] = m;
+        way[i] = 0;
+        while (memcmp(&m->factors[way[i]], &m->factors[i], sizeof *m->factors)) way[i]++;
+        known[i] = way[i] < i;
+        if (known[i] || i == 0 || !copy ||
+            memcmp(&last->factors[i], &m->factors[i], sizeof *m->factors))
+            continue;
+        known[i] = 1;
+        from[i] = last;
+    }
+}
+
+/* The sums begin at 0 for each parameter, to find the first one with a wrong step. u: rounding
+   of after. */
+static inline void rank_match_add(const step_inputs *in, const rank_match *last, double u,
+                                  rank_match *m) {
+    const rank_match *from[STEP_WAYS];
+    int known[STEP_WAYS], way[STEP_WAYS];
+    step_block b;
+    ways_known(m, last, known, from, way);
+    for (int64_t i = 0; i < m->p.count; i += b.count) {
+        int64_t left = m->p.count - i;
+        block_read(&b, in, m->p.offset + i, m->after + i,
+                   left < STEP_BLOCK ? left : STEP_BLOCK);
+        block_match(&b, m->factors, known, &m->of);
+        block_sums(&b, &in->facts, u, &m->of);
+    }
+    for (int i = 0; i < STEP_WAYS; i++) {
+        m->of.away[i] = from[i]->of.away[way[i]];
+        m->of.from_right[i] = from[i]->of.from_right[way[i]];
+    }
+}
+
+/* Compares one rank's range of after. with all ways; *last: of the rank before, and then of this
+   one. 0, or -1 with d->error. */
 static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
-                             const step_inputs *in) {
+                             const step_inputs *in, rank_match *last) {
     dump *d = c->n->d;
     tensor_name name;
     const seqpar_safetensors_tensor *t = seqpar_safetensors_find(
         d->ranks[rank].file, tensor_of(&name, "after.", parameter));
-    step_match one = {.wanted = 0};
-    double *after, *sum = (double *)&one, *all = (double *)&c->of[rank];
-    part p;
+    rank_match m = {.rank = rank};
+    double *sum = (double *)&m.of, *all = (double *)&c->of[rank];
     if (!t) return 0;
-    if (part_of(d, rank, t, &p)) return -1;
-    if (p.total != in->grad.count) {
-        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: tensor %.100s has %lld elements in all, but its grad. tensor has "
-                    "%lld; write both with the same total",
-                    d->ranks[rank].path, name.text, (long long)p.total,
-                    (long long)in->grad.count);
-        return -1;
-    }
-    if (!(after = dump_doubles(d, rank, t))) return -1;
-    for (int64_t i = 0; i < p.count; i++)
-        match_element(c, &one, rank, in, p.offset + i, after[i], dtype_rounding(t->dtype));
-    free(after);
-    if (!*c->first && !(one.away[0] <= step_limit(c, &one)))
+    if (rank_match_read(d, t, in, &m)) return -1;
+    for (int i = 0; i < STEP_WAYS; i++) m.factors[i] = step_factors(c, rank, i, in);
+    rank_match_add(in, last, dtype_rounding(t->dtype), &m);
+    if (!*c->first && !(m.of.away[0] <= step_limit(c, &m.of)))
         snprintf(c->first, sizeof c->first, "%s", parameter);
-    note_decay(c, &one, parameter);
-    for (size_t i = 0; i < sizeof one / sizeof *sum; i++) all[i] += sum[i];
+    note_decay(c, &m.of, parameter);
+    for (size_t i = 0; i < sizeof m.of / sizeof *sum; i++) all[i] += sum[i];
+    free(last->after);
+    *last = m;
     return 0;
 }
 
 static inline int add_step(void *user, const char *parameter) {
     step_check *c = (step_check *)user;
     step_inputs in;
+    rank_match last = {.after = NULL};
     int status = step_inputs_read(c->n, parameter, &in);
     if (!status && in.param.values && in.grad.values) {
         c->parameters++;
@@ -411,8 +550,9 @@ static inline int add_step(void *user, const char *parameter) {
         c->own_settings |= in.own_lr || in.own_decay;
         if (c->spare && in.vector && !in.own_decay) in.facts.weight_decay = 0;
         for (int64_t r = 0; !status && r < c->n->d->world; r++)
-            status = match_rank(c, r, parameter, &in);
+            status = match_rank(c, r, parameter, &in, &last);
     }
+    free(last.after);
     step_inputs_free(&in);
     return status;
 }

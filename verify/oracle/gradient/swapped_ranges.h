@@ -19,14 +19,13 @@ typedef struct swap_check {
    distances. */
 static inline void swap_match(swap_check *s, int64_t r, int64_t q, const step_inputs *in,
                               const double *after, const part *to, const part *from) {
-    const dump_facts *f = &in->facts;
-    const way_numbers *w = &s->c->numbers[r * STEP_WAYS];
+    way_factors right = step_factors(s->c, r, 0, in);
     double *away = &s->away[(r * s->c->n->d->world + q) * SWAPS];
     for (int64_t i = 0; i < to->count; i++) {
         element own = element_at(in, to->offset + i), other = element_at(in, from->offset + i);
-        double all = after[i] - other.p - way_step(f, &step_ways[0], w, other), mixed;
+        double all = after[i] - other.p - way_step(&right, other), mixed;
         own.g = other.g;
-        mixed = after[i] - own.p - way_step(f, &step_ways[0], w, own);
+        mixed = after[i] - own.p - way_step(&right, own);
         away[SWAP_OF_ALL] += all * all;
         away[SWAP_OF_GRADIENT] += mixed * mixed;
     }

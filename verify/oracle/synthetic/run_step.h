@@ -250,10 +250,11 @@ static inline int run_needs_optimizer(run *r) {
    gradient. */
 static inline double *run_after(run *r, const step_inputs *in, double clip) {
     way_numbers numbers = way_begin(&r->d.facts, &step_ways[0], clip);
+    way_factors right = way_factors_of(&in->facts, &step_ways[0], &numbers, in->vector,
+                                       in->m.values || in->v.values);
     double *after = (double *)malloc((size_t)(in->grad.count + 1) * sizeof *after);
     for (int64_t i = 0; after && i < in->grad.count; i++)
-        after[i] = in->param.values[i] +
-                   way_step(&in->facts, &step_ways[0], &numbers, element_at(in, i));
+        after[i] = in->param.values[i] + way_step(&right, element_at(in, i));
     if (!after) run_no_memory(r);
     return after;
 }

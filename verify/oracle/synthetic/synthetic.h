@@ -346,7 +346,8 @@ static inline void made_step(made *m) {
     int64_t n = m->f.model.elements;
     double square = sum_of_squares(m->gradient, n);
     const step_way *way = &step_ways[m->plant.step];
-    way_numbers numbers, right;
+    way_numbers numbers, of_right;
+    way_factors made, right;
     m->d.facts.optimizer = DUMP_ADAMW;
     m->d.facts.lr = 0.1;
     m->d.facts.weight_decay = 0.5;
@@ -354,17 +355,19 @@ static inline void made_step(made *m) {
     m->d.facts.eps = 0.3 * sqrt(square / (double)n);
     m->d.facts.max_norm = 0.6 * sqrt(square);
     numbers = way_begin(&m->d.facts, way, way_clip_by(way, m->d.facts.max_norm, sqrt(square)));
-    right = way_begin(&m->d.facts, &step_ways[0],
-                      clip_factor(m->d.facts.max_norm, sqrt(square)));
+    made = way_factors_of(&m->d.facts, way, &numbers, 0, 1);
+    of_right = way_begin(&m->d.facts, &step_ways[0],
+                         clip_factor(m->d.facts.max_norm, sqrt(square)));
+    right = way_factors_of(&m->d.facts, &step_ways[0], &of_right, 0, 1);
     seqpar_device_read(m->f.device, m->param, m->f.model.params.data, 0, n,
                        m->f.device->storage);
     for (int64_t i = 0; i < n; i++) {
         double u = seqpar_random_normal((uint64_t)m->desc->seed, 3000, (uint64_t)i);
         m->m[i] = 0.2 * u * sqrt(square / (double)n);
         m->v[i] = (0.1 + u * u) * 0.02 * square / (double)n;
-        element e = {m->param[i], m->gradient[i], m->m[i], m->v[i], 0};
-        double step = way_step(&m->d.facts, way, &numbers, e);
-        double as_right = way_step(&m->d.facts, &step_ways[0], &right, e);
+        element e = {m->param[i], m->gradient[i], m->m[i], m->v[i]};
+        double step = way_step(&made, e);
+        double as_right = way_step(&right, e);
         m->after[i] = m->param[i] + step;
         /* up to 1e-9 it is rounding */
         m->plant.changes |= !(fabs(step - as_right) <= 1e-9 * fabs(as_right));
