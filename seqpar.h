@@ -493,14 +493,6 @@ SEQPAR_DEF void seqpar_must(const char *function, const char *names,
 #define SEQPAR_ERROR_OF(owner)  ((owner) ? (owner)->error : NULL)
 #define SEQPAR_THERE(p)         ((const void *)((p) ? "" : NULL))
 #define SEQPAR_IF(condition, p) ((condition) ? (const void *)(p) : (const void *)"")
-/* Untrusted text (file names, keys, answers) on one line of a terminal: control characters,
-   marks that change the direction of writing, and bytes that are not UTF-8 become \n, \x1b, ...
-   A result longer than out (size) loses its middle. Returns out; escaping twice changes
-   nothing. */
-SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text);
-/* Bytes of the UTF-8 character at text, 1 to 4; 0: overlong, a surrogate, too large, or cut
-   off after `left` bytes. */
-SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left);
 /* "SEQPAR_ERR_HEADS" and its one-line meaning; "?" for an unknown code. Static strings. */
 SEQPAR_DEF const char *seqpar_status_name(seqpar_status status);
 SEQPAR_DEF const char *seqpar_status_text(seqpar_status status);
@@ -2481,6 +2473,17 @@ SEQPAR_DEF const char *seqpar_version(void);
 SEQPAR_STRUCTS(SEQPAR__X)
 #undef SEQPAR__X
 
+/* ---- no part of the API: shared by seqpar's own headers and programs ---- */
+
+/* Untrusted text (file names, keys, answers) on one line of a terminal: control characters,
+   marks that change the direction of writing, and bytes that are not UTF-8 become \n, \x1b, ...
+   A result longer than out (size) loses its middle. Returns out; escaping twice changes
+   nothing. */
+SEQPAR_DEF const char *seqpar__escape(char *out, int64_t size, const char *text);
+/* Bytes of the UTF-8 character at text, 1 to 4; 0: overlong, a surrogate, too large, or cut
+   off after `left` bytes. */
+SEQPAR_DEF int64_t seqpar__utf8_length(const char *text, int64_t left);
+
 #ifdef __cplusplus
 }
 #endif
@@ -2571,7 +2574,7 @@ SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
     va_start(args, format);
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
-    seqpar_escape(error->text, (int64_t)sizeof error->text, sentence);
+    seqpar__escape(error->text, (int64_t)sizeof error->text, sentence);
     return status;
 }
 
@@ -2619,7 +2622,7 @@ static int64_t seqpar__utf8_bytes(unsigned char first) {
     return first >= 0xF0 && first <= 0xF4 ? 4 : 0;
 }
 
-SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
+SEQPAR_DEF int64_t seqpar__utf8_length(const char *text, int64_t left) {
     SEQPAR_MUST("text", text);
     const unsigned char *s = (const unsigned char *)text;
     int64_t length = seqpar__utf8_bytes(s[0]);
@@ -2651,7 +2654,7 @@ static char seqpar__escape_letter(char c) {
 /* Writes the next character, or a byte that belongs to none, to `shown` in its escaped form,
    and advances *text. Returns the bytes written. */
 static int64_t seqpar__escape_next(char shown[24], const char **text, int64_t *left) {
-    int64_t length = seqpar_utf8_length(*text, *left), used = length, i;
+    int64_t length = seqpar__utf8_length(*text, *left), used = length, i;
     char letter = seqpar__escape_letter(**text);
     if (letter)
         used = snprintf(shown, 24, "\\%c", letter);
@@ -2677,7 +2680,7 @@ static int64_t seqpar__escape_some(char *out, int64_t space, const char *text, i
     return used;
 }
 
-SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) {
+SEQPAR_DEF const char *seqpar__escape(char *out, int64_t size, const char *text) {
     SEQPAR_MUST("out, text", out, text);
     char shown[24];
     int64_t left = (int64_t)strlen(text);

@@ -640,7 +640,7 @@ static int seqpar__st_is_utf8(const char *text) {
     int64_t left = (int64_t)strlen(text), length;
 
     for (; left > 0; text += length, left -= length)
-        if ((length = seqpar_utf8_length(text, left)) == 0) return 0;
+        if ((length = seqpar__utf8_length(text, left)) == 0) return 0;
     return 1;
 }
 
@@ -669,7 +669,7 @@ static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *
     seqpar_status status = 0;
 
     for (c->at++; !status && c->at < c->bytes && c->text[c->at] != '"';) {
-        int64_t length = seqpar_utf8_length(c->text + c->at, c->bytes - c->at);
+        int64_t length = seqpar__utf8_length(c->text + c->at, c->bytes - c->at);
         unsigned byte = (unsigned char)c->text[c->at];
 
         if (length == 0 || byte < 0x20)

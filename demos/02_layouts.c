@@ -8,6 +8,7 @@
 #define SEQPAR_CHECK_IMPLEMENTATION
 #include "seqpar_check.h"
 #include "trainer/base/files.h"
+#include "trainer/base/escape.h"
 
 typedef struct {
     seqpar_row row;
@@ -114,14 +115,14 @@ int main(int argc, char **argv) {
                demo_print_failed("the usage");
     if (argc > 4)
         return fprintf(stderr, "error: '%s' is one too many; give S, P and C, or fewer\n",
-                       seqpar_escape(shown, sizeof shown, argv[4])),
+                       demo_escape(shown, sizeof shown, argv[4])),
                2;
     for (int i = 1; i < argc; i++) {
         char *end;
         sizes[i - 1] = strtoll(argv[i], &end, 10);
         if (*end || sizes[i - 1] < 1 || sizes[i - 1] > most[i - 1])
             return fprintf(stderr, "error: %s, is '%s'; give a whole number from 1 to %lld\n",
-                           names[i - 1], seqpar_escape(shown, sizeof shown, argv[i]),
+                           names[i - 1], demo_escape(shown, sizeof shown, argv[i]),
                            (long long)most[i - 1]),
                    2;
     }

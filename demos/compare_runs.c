@@ -16,6 +16,7 @@
 #include "trainer/data/data.h"
 #include "trainer/log/plot.h"
 #include "trainer/log/report.h"
+#include "trainer/base/escape.h"
 
 enum { LONGEST = 1000 }; /* bytes of a folder's path */
 
@@ -31,8 +32,7 @@ static double number(const cJSON *line, const char *key) {
 
 static int wrong(const char *path, const char *what) {
     char shown[1024];
-    return fprintf(stderr, "error: %s: %s\n", seqpar_escape(shown, sizeof shown, path), what),
-           -1;
+    return fprintf(stderr, "error: %s: %s\n", demo_escape(shown, sizeof shown, path), what), -1;
 }
 
 static int read_run(run *r, const char *folder) {
@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
         r[i].processor_seconds = argc == 7 ? seconds_of(argv[5 + i]) : NAN;
         if (argc == 7 && isnan(r[i].processor_seconds))
             return fprintf(stderr, "error: '%s' is no processor time; give seconds above 0\n",
-                           seqpar_escape(shown, sizeof shown, argv[5 + i])),
+                           demo_escape(shown, sizeof shown, argv[5 + i])),
                    2;
     }
     signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
@@ -174,8 +174,8 @@ int main(int argc, char **argv) {
     if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
     for (int i = 0; i < 2; i++)
         printf("%-20s loss %.17g -> %.17g   gradient norm %.17g\n",
-               seqpar_escape(shown, sizeof shown, argv[1 + i]), r[i].loss[0],
-               arrlast(r[i].loss), arrlast(r[i].norm));
+               demo_escape(shown, sizeof shown, argv[1 + i]), r[i].loss[0], arrlast(r[i].loss),
+               arrlast(r[i].norm));
     print_speed(r);
     demo_series series[] = {{.name = "1 rank", .y = r[0].loss, .points = arrlen(r[0].loss)},
                             {.name = "4 ranks", .y = r[1].loss, .points = arrlen(r[1].loss)}};
@@ -186,9 +186,9 @@ int main(int argc, char **argv) {
                       .series_count = 2};
     snprintf(path, sizeof path, "%s/loss.svg", argv[4]);
     if (demo_plot_write(path, &plot, &why))
-        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, why.text));
+        fprintf(stderr, "error: %s\n", demo_escape(shown, sizeof shown, why.text));
     else
-        printf("curves: %s\n", seqpar_escape(shown, sizeof shown, path));
+        printf("curves: %s\n", demo_escape(shown, sizeof shown, path));
     int size = snprintf(
         text, sizeof text,
         "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": "

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include "seqpar.h"
 #include "trainer/data/arith.h"
+#include "trainer/base/escape.h"
 
 static bool read_count(const char *text, uint64_t *value) {
     char *end;
@@ -34,16 +35,16 @@ int main(int argc, char **argv) {
     for (int i = 2; i < argc; i++)
         if (!read_count(argv[i], &numbers[i - 2])) {
             fprintf(stderr, "%s: %s is no whole number\n", argv[0],
-                    seqpar_escape(shown, sizeof shown, argv[i]));
+                    demo_escape(shown, sizeof shown, argv[i]));
             return 2;
         }
     if (numbers[3] > 100) {
         fprintf(stderr, "%s: %s wrong answers of 100 are too many; give 0 to 100\n", argv[0],
-                seqpar_escape(shown, sizeof shown, argv[5]));
+                demo_escape(shown, sizeof shown, argv[5]));
         return 2;
     }
     if (demo_arith_write(argv[1], numbers[1], numbers[2], numbers[0], numbers[3], &error)) {
-        fprintf(stderr, "%s: %s\n", argv[0], seqpar_escape(shown, sizeof shown, error.text));
+        fprintf(stderr, "%s: %s\n", argv[0], demo_escape(shown, sizeof shown, error.text));
         return 1;
     }
     return 0;

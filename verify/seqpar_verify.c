@@ -40,6 +40,7 @@
 #include "oracle/synthetic/quiz.h"
 #include "oracle/dump/same_step.h"
 #include "oracle/verdict/summary.h"
+#include "trainer/base/escape.h"
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -366,7 +367,7 @@ static void print_stages_json(const stage *stages, const verdict *v, const summa
     static char shown[4 * PATH_MAX]; /* a folder's name need not be UTF-8, JSON is */
     cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
     cJSON_AddStringToObject(o, "version", SEQPAR_VERSION);
-    cJSON_AddStringToObject(o, "dump", seqpar_escape(shown, sizeof shown, folder));
+    cJSON_AddStringToObject(o, "dump", demo_escape(shown, sizeof shown, folder));
     if (*said->text) cJSON_AddStringToObject(o, "summary", said->text);
     add_names(o, "judged", stages, 1);
     add_names(o, "not_judged", stages, 0);

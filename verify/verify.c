@@ -22,6 +22,7 @@
 #include "trainer/base/files.h"
 #include "support/layouts.h"
 #include "support/sampled_world.h"
+#include "trainer/base/escape.h"
 
 typedef struct {
     const char *name;
@@ -478,7 +479,7 @@ static int layout_named(const char *name) {
     for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++)
         if (!strcmp(name, seqpar_layout_name(i))) return i;
     fprintf(stderr, "error: --layout is '%s'; give one of",
-            seqpar_escape(shown, sizeof shown, name));
+            demo_escape(shown, sizeof shown, name));
     for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++)
         fprintf(stderr, "%s %s", i ? "," : "", seqpar_layout_name(i));
     fprintf(stderr, "\n");

@@ -11,6 +11,7 @@
 #include "ring.h"
 #include "sums.h"
 #include "trainer/base/files.h"
+#include "trainer/base/escape.h"
 
 typedef struct lesson_part {
     const char *name;
@@ -43,6 +44,6 @@ int main(int argc, char **argv) {
     for (int i = 0; argc == 1 && i < PARTS; i++) printf("%s\n", parts[i].name);
     if (argc == 1) return demo_print_failed("the names");
     fprintf(stderr, "error: no part is called '%s'; build/lesson lists them\n",
-            seqpar_escape(shown, sizeof shown, argv[argc - 1]));
+            demo_escape(shown, sizeof shown, argv[argc - 1]));
     return 2;
 }

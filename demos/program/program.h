@@ -11,6 +11,7 @@
 #include "trainer/base/memory.h"
 #include "trainer/run/options.h"
 #include "trainer/base/shell.h"
+#include "trainer/base/escape.h"
 
 typedef struct {
     const char *name;
@@ -182,7 +183,7 @@ static inline void program_complain_as(program *p, const char *text) {
    the error is about, or NULL. */
 static inline void program_complain(program *p, const char *option) {
     static char shown[4 * sizeof(demo_error)];
-    program_complain_as(p, seqpar_escape(shown, sizeof shown, p->error->text));
+    program_complain_as(p, demo_escape(shown, sizeof shown, p->error->text));
     if (option) arrput(p->wrong, option);
     p->error->text[0] = 0;
 }

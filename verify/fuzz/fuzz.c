@@ -17,6 +17,7 @@
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "trainer/ppo/ppo_options.h"
+#include "trainer/base/escape.h"
 
 static char path[512]; /* what the readers are given, in FUZZ_FOLDER */
 
@@ -25,7 +26,7 @@ static void expect_sentence(int failed, const char *text) {
     char shown[8192];
     if (!failed) return;
     if (!*text) abort();
-    for (const char *at = seqpar_escape(shown, sizeof shown, text); *at; at++)
+    for (const char *at = demo_escape(shown, sizeof shown, text); *at; at++)
         if ((unsigned char)*at < 0x20 || *at == 0x7F) abort();
 }
 static void expect_error(const seqpar_error *error) {

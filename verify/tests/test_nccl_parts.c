@@ -193,7 +193,8 @@ static void test_mismatched(void) {
 /* ---- who has ended, and who waits ---- */
 
 static void test_ends(void) {
-    lone_new(4); /* what an ended rank left behind is nobody's trouble, nor what it sends itself */
+    lone_new(
+        4); /* what an ended rank left behind is nobody's trouble, nor what it sends itself */
     post((message){.rank = 1, .peer = 3, .sends = 1});
     post((message){.rank = 3, .peer = 3, .sends = 1});
     seqpar_nccl__left(lone, 1, 1);
@@ -202,8 +203,7 @@ static void test_ends(void) {
     expect_ruled(SEQPAR_OK, 0, "");
     post((message){.rank = 0, .peer = 2, .request = 1, .step = 6, .name = "kv"});
     post((message){.rank = 0, .peer = 3, .request = 1, .step = 5, .name = "kv", .sends = 1});
-    expect_ruled(SEQPAR_ERR_PEER, 0,
-                 "rank 0 waits in 'kv' step 5 for rank 3, which has ended");
+    expect_ruled(SEQPAR_ERR_PEER, 0, "rank 0 waits in 'kv' step 5 for rank 3, which has ended");
     lone_free();
     lone_new(3); /* twice ended is once; a goodbye is no death */
     seqpar_nccl__left(lone, 2, 1);
@@ -388,13 +388,11 @@ static void test_let_in(void) {
     n.rank = 3;
     expect_unfit(n, "two processes are rank 3; give every one a RANK of its own");
     n.version = 22808;
-    expect_unfit(n,
-                 "rank 3 runs NCCL 22808, rank 0 runs NCCL 22809; give all ranks the same "
-                 "libnccl.so");
+    expect_unfit(n, "rank 3 runs NCCL 22808, rank 0 runs NCCL 22809; give all ranks the same "
+                    "libnccl.so");
     n.size = 6;
-    expect_unfit(n,
-                 "rank 3 believes in a world of 6 ranks, rank 0 in one of 5; start all with "
-                 "the same WORLD_SIZE");
+    expect_unfit(n, "rank 3 believes in a world of 6 ranks, rank 0 in one of 5; start all with "
+                    "the same WORLD_SIZE");
     lone_free();
     test_end("nccl_let_in");
 }
@@ -507,7 +505,8 @@ static void own_free(seqpar_status status, const char *text) {
                 own->news.text);
     test_expect(!text || !strcmp(own->news.text, text), "'%s', not '%s'", own->news.text, text);
     own->socket = -1;
-    while (own->members) seqpar_nccl__member_free(own->members); /* which have no communicator */
+    while (own->members)
+        seqpar_nccl__member_free(own->members); /* which have no communicator */
     seqpar_nccl__close(own);
     test_expect(!stand_leaks()[0], "%s", stand_leaks());
 }
@@ -694,7 +693,8 @@ static void test_index_of(void) {
 /* ---- how ranks find each other ---- */
 
 static void test_env(void) {
-    static const char *const good[] = {"0", "17", "65536"}, *const bad[] = {"", "-1", "3x", "x"};
+    static const char *const good[] = {"0", "17", "65536"}, *const bad[] = {"", "-1", "3x",
+                                                                            "x"};
     int64_t value = -5;
     for (int i = 0; i < COUNT(good); i++) {
         own_new();

@@ -125,9 +125,9 @@ static void all_close(void) {
 
 static void test_util(void) {
     char out[8];
-    ABORTS("out", seqpar_escape(NULL, 8, "a"));
-    ABORTS("text", seqpar_escape(out, 8, NULL));
-    ABORTS("text", seqpar_utf8_length(NULL, 1));
+    ABORTS("out", seqpar__escape(NULL, 8, "a"));
+    ABORTS("text", seqpar__escape(out, 8, NULL));
+    ABORTS("text", seqpar__utf8_length(NULL, 1));
     ABORTS("order", seqpar_shuffle(NULL, 1, 1, 1));
     test_end("null_util");
 }

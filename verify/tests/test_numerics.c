@@ -1156,7 +1156,7 @@ static void expect_escaped(const char *text, const char *want) {
     seqpar_error error = {0};
     seqpar_fail(&error, SEQPAR_ERR_OPTION, "%s", text);
     test_expect(!strcmp(error.text, want), "got '%s', want '%s'", error.text, want);
-    seqpar_escape(error.text, (int64_t)sizeof error.text, want);
+    seqpar__escape(error.text, (int64_t)sizeof error.text, want);
     test_expect(!strcmp(error.text, want), "escaped twice: '%s'", error.text);
 }
 
@@ -1183,14 +1183,14 @@ static void test_escape(void) {
     test_expect(!strncmp(error.text, "begin", 5) && strstr(error.text, "...") &&
                     strstr(error.text, "the end"),
                 "of a long sentence: '%s'", error.text);
-    test_expect(!strcmp(seqpar_escape(small, 9,
-                                      "a\xE2\x82\xAC\xE2\x82\xAC"
-                                      "bcd"),
+    test_expect(!strcmp(seqpar__escape(small, 9,
+                                       "a\xE2\x82\xAC\xE2\x82\xAC"
+                                       "bcd"),
                         "a...bcd"),
                 "a small room: '%s'", small);
-    test_expect(!strcmp(seqpar_escape(small, 3, "\n\n"), "\\n") &&
-                    !strcmp(seqpar_escape(small, 2, "\n"), "") &&
-                    seqpar_escape(small, 0, "x") == small,
+    test_expect(!strcmp(seqpar__escape(small, 3, "\n\n"), "\\n") &&
+                    !strcmp(seqpar__escape(small, 2, "\n"), "") &&
+                    seqpar__escape(small, 0, "x") == small,
                 "hardly any room");
     test_end("escape");
 }
@@ -1232,7 +1232,8 @@ static void test_utf8(void) {
                                ? n
                                : 0;
                 for (int64_t left = 1; left <= 5; left++)
-                    test_expect(seqpar_utf8_length((char *)s, left) == (left < want ? 0 : want),
+                    test_expect(seqpar__utf8_length((char *)s, left) ==
+                                    (left < want ? 0 : want),
                                 "%02x %02x %02x %02x, %lld bytes", s[0], s[1], s[2], s[3],
                                 (long long)left);
             }
@@ -1259,7 +1260,7 @@ static void test_shown(void) {
         char text[5] = "", want[32] = "", got[64];
         utf8_put(text, c);
         shown_put(want, c);
-        test_expect(!strcmp(seqpar_escape(got, sizeof got, text), want),
+        test_expect(!strcmp(seqpar__escape(got, sizeof got, text), want),
                     "U+%04llX is shown as '%s'", (unsigned long long)c, got);
     }
     test_end("escape_every_character");
@@ -1293,7 +1294,7 @@ static void test_rooms(void) {
     for (int64_t size = 1; size < used + 5; size++) {
         memset(got, '!', sizeof got);
         shown_in(want, size, shown, bytes, (int)COUNT(points));
-        seqpar_escape(got, size, text);
+        seqpar__escape(got, size, text);
         test_expect(!strcmp(got, want) && got[size] == '!', "%lld bytes: '%s', not '%s'",
                     (long long)size, got, want);
     }

@@ -12,6 +12,7 @@
 #include "seqpar_safetensors.h"
 #include "trainer/ppo/ppo.h"
 #include "support/test.h"
+#include "trainer/base/escape.h"
 
 /* of the library, which counts it under SEQPAR_COUNT_WORK */
 extern __thread int64_t seqpar__work;
@@ -1176,7 +1177,7 @@ static void test_samples(void) {
     said_begin();
     demo_text_print(stderr, "\001\002\n\t\033");
     char shown[100];
-    test_expect(!strcmp(said_end(), seqpar_escape(shown, sizeof shown, "\001\002\n\t\033")) &&
+    test_expect(!strcmp(said_end(), demo_escape(shown, sizeof shown, "\001\002\n\t\033")) &&
                     strlen(text_said) >= 10,
                 "%s", text_said);
     free(text_said);

@@ -63,6 +63,7 @@
 #include "trainer/base/files.h"
 #include "trainer/base/memory.h"
 #include "seqpar.h"
+#include "trainer/base/escape.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "token files are used in place, which needs a little-endian machine"
@@ -220,7 +221,7 @@ static inline void demo_token_watch(const demo_token_file *f, const char *path) 
     snprintf(demo_token_maps[i].sentence, sizeof demo_token_maps[i].sentence,
              "error: %s was truncated or became unreadable during training; restore the file "
              "and go on with --load_checkpoint\n",
-             seqpar_escape(shown, sizeof shown, path));
+             demo_escape(shown, sizeof shown, path));
     demo_token_maps[i].begin = f->map;
     demo_token_maps[i].size = f->size;
     memset(&action, 0, sizeof action);

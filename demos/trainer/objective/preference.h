@@ -10,6 +10,7 @@
 #define DEMO_PREFERENCE_H
 #include "trainer/data/pairs.h"
 #include "reference.h"
+#include "trainer/base/escape.h"
 
 typedef struct {
     const char *prompt_key, *chosen_key, *rejected_key, *margin_key, *ref_pretrain, *pref_loss;
@@ -131,7 +132,7 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
         fprintf(stderr,
                 "notice: %s: in %lld of %lld pairs chosen and rejected are the same; the "
                 "evaluation leaves these pairs out\n",
-                seqpar_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical,
+                demo_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical,
                 (long long)arrlen(pairs.pairs));
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
         /* rounding alone would decide whether this pair counts as correct */

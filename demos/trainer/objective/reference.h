@@ -11,6 +11,7 @@
 #ifndef DEMO_REFERENCE_H
 #define DEMO_REFERENCE_H
 #include "trainer/run/trainer.h"
+#include "trainer/base/escape.h"
 
 #define DEMO_OFFLOAD_BINDING(p) \
     { \
@@ -501,7 +502,7 @@ static inline seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mism
     if (!status && !stop && r->ctx.world->rank == 0)
         fprintf(stderr, "reference: log-probs of %lld steps %s %s\n",
                 (long long)reference->stored[DEMO_TRAINING].windows, there ? "from" : "now in",
-                seqpar_escape(shown, sizeof shown, path));
+                demo_escape(shown, sizeof shown, path));
     return status;
 }
 

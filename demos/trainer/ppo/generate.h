@@ -7,6 +7,7 @@
 #ifndef DEMO_GENERATE_H
 #define DEMO_GENERATE_H
 #include "generate_options.h"
+#include "trainer/base/escape.h"
 
 /* ---- prompts ---- */
 
@@ -130,12 +131,12 @@ static void demo_generate_say(const demo_job *job) {
     if (g->resume && g->out.texts)
         fprintf(stderr, "resume: %lld of %lld prompts are in %s\n",
                 (long long)(g->out.texts / p->n_samples_per_prompt), (long long)g->prompts,
-                seqpar_escape(shown, sizeof shown, g->out.part));
+                demo_escape(shown, sizeof shown, g->out.part));
     else if (g->resume)
         fprintf(stderr,
                 "notice: there is nothing to resume in %s; generation starts with the first "
                 "prompt\n",
-                seqpar_escape(shown, sizeof shown, g->out.part));
+                demo_escape(shown, sizeof shown, g->out.part));
 }
 
 /* ---- ranks ---- */
@@ -247,7 +248,7 @@ static void demo_generate_totals(const demo_rank *r, const demo_recipe_counts *n
     const demo_generate_config *g = demo_generate_of(r->job);
     bool scored = demo_generate_scores(g);
     char number[2][32], path[1024];
-    seqpar_escape(path, sizeof path, g->output_path);
+    demo_escape(path, sizeof path, g->output_path);
     if (r->job->config.json) {
         printf("{\"prompts\": %lld, \"texts\": %lld, \"cut_off\": %lld, \"lines\": %lld",
                (long long)g->prompts, (long long)n->texts, (long long)n->cut,

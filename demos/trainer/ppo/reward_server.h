@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <time.h>
 #include <curl/curl.h>
+#include "trainer/base/escape.h"
 #include "trainer/data/data.h"
 
 enum { DEMO_NO_ANSWER = -2 };
@@ -42,7 +43,7 @@ static inline char *demo_bytes_as_text(const char *bytes, size_t count) {
     char *text = (char *)demo_alloc((int64_t)(3 * count + 1), 1);
     size_t used = 0;
     for (size_t at = 0, length; at < count; at += length ? length : 1) {
-        length = bytes[at] ? (size_t)seqpar_utf8_length(bytes + at, (int64_t)(count - at)) : 0;
+        length = bytes[at] ? (size_t)demo_utf8_length(bytes + at, (int64_t)(count - at)) : 0;
         memcpy(text + used, length ? bytes + at : "\xEF\xBF\xBD", length ? length : 3);
         used += length ? length : 3;
     }

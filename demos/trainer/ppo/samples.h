@@ -4,6 +4,7 @@
 #ifndef DEMO_SAMPLES_H
 #define DEMO_SAMPLES_H
 #include "update.h"
+#include "trainer/base/escape.h"
 
 /* All texts of the first `log_samples` prompts. Call demo_samples_free later. */
 static demo_sample *demo_samples_of(const demo_rank *r, int64_t *count) {
@@ -35,7 +36,7 @@ static void demo_samples_free(demo_sample *samples, int64_t count) {
 static void demo_text_print(FILE *out, const char *text) {
     int64_t room = 4 * (int64_t)strlen(text) + 1;
     char *shown = (char *)demo_alloc(room, 1);
-    fputs(seqpar_escape(shown, room, text), out);
+    fputs(demo_escape(shown, room, text), out);
     free(shown);
 }
 

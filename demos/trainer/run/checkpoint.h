@@ -23,6 +23,7 @@
 #include "options.h"
 #include "async_save.h"
 #include "trainer/model/save_model.h"
+#include "trainer/base/escape.h"
 
 /* Longest path that a user may give, in bytes. Buffers are larger, since they also hold names
    of files in that folder. */
@@ -476,8 +477,8 @@ static seqpar_status demo_clear_way(const char *root, const demo_state *state,
                            path);
     fprintf(stderr,
             "notice: %s existed and was not written by this run; it was renamed to %s\n",
-            seqpar_escape(shown[0], sizeof shown[0], path),
-            seqpar_escape(shown[1], sizeof shown[1], aside));
+            demo_escape(shown[0], sizeof shown[0], path),
+            demo_escape(shown[1], sizeof shown[1], aside));
     return SEQPAR_OK;
 }
 

@@ -12,6 +12,7 @@
 #ifndef DEMO_DRY_RUN_H
 #define DEMO_DRY_RUN_H
 #include "launch.h"
+#include "trainer/base/escape.h"
 
 /* Kinds of memory, in addition to those of the library. */
 enum { DEMO_KIND_AVERAGE = SEQPAR_MEM_KINDS, DEMO_KIND_TOTAL, DEMO_KINDS };
@@ -242,7 +243,7 @@ static void demo_say_steps(const demo_forecast *f) {
 
 static void demo_say_path(const char *what, const char *path) {
     char shown[1024];
-    if (path) printf("%s: %s\n", what, seqpar_escape(shown, sizeof shown, path));
+    if (path) printf("%s: %s\n", what, demo_escape(shown, sizeof shown, path));
 }
 
 static void demo_say_files(const demo_forecast *f) {
@@ -250,7 +251,7 @@ static void demo_say_files(const demo_forecast *f) {
     const demo_rehearsal *w = &f->walk[0];
     const char *more = f->job->objective->walk ? " and the critic's files" : "";
     char size[32], shown[1024];
-    printf("checkpoints: %s, ", seqpar_escape(shown, sizeof shown, c->ckpt_path));
+    printf("checkpoints: %s, ", demo_escape(shown, sizeof shown, c->ckpt_path));
     if (c->save_steps > 0)
         printf("every %lld %ss, the last %lld are kept", (long long)c->save_steps,
                f->job->objective->round ? f->job->objective->round : "step",
@@ -259,7 +260,7 @@ static void demo_say_files(const demo_forecast *f) {
         printf("only when interrupted");
     printf(", %s each%s\n", demo_size_text(size, (double)w->checkpoint_bytes), more);
     printf("%s: %s, %lld parameters, %s\n", f->job->adapter.rank ? "adapters" : "model",
-           seqpar_escape(shown, sizeof shown, c->save_path), (long long)w->learning,
+           demo_escape(shown, sizeof shown, c->save_path), (long long)w->learning,
            demo_size_text(size, (double)(w->learning * w->storage_bytes)));
     if (f->job->adapter.rank)
         printf("model: %lld parameters, frozen%s\n", (long long)w->parameters,

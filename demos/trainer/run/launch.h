@@ -4,6 +4,7 @@
 #ifndef DEMO_LAUNCH_H
 #define DEMO_LAUNCH_H
 #include "rank_main.h"
+#include "trainer/base/escape.h"
 
 /* Makes idle OpenMP threads sleep instead of spin. Spinning threads take cores from other
    ranks, but sleeping threads wake slowly. So this is called only if there may be more threads
@@ -57,7 +58,7 @@ static void demo_job_notices(const demo_job *job) {
     char warning[512], shown[512];
     int64_t positions;
     demo_template_checked(c->input_template, warning, sizeof warning);
-    if (*warning) fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, warning));
+    if (*warning) fprintf(stderr, "notice: %s\n", demo_escape(shown, sizeof shown, warning));
     if (c->pretrain && (positions = demo_config_positions(c->pretrain)) &&
         positions < c->max_len)
         fprintf(stderr,
@@ -68,11 +69,11 @@ static void demo_job_notices(const demo_job *job) {
         fprintf(stderr,
                 "notice: %s has no tokenizer.json, so it is unknown whether the token file was "
                 "made with the same tokenizer\n",
-                seqpar_escape(shown, sizeof shown, c->pretrain));
+                demo_escape(shown, sizeof shown, c->pretrain));
     if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED)
         fprintf(stderr,
                 "notice: nothing is saved in %s yet; training starts from the beginning\n",
-                seqpar_escape(shown, sizeof shown, c->ckpt_path));
+                demo_escape(shown, sizeof shown, c->ckpt_path));
     if (job->run.from != DEMO_NOTHING_SAVED && job->run.from == job->last_step)
         fprintf(stderr,
                 "notice: training is complete, step %lld of %lld is done; the model is "
@@ -168,7 +169,7 @@ static void demo_errors_say(const char *text) {
     for (size_t length; *text; text += length + !!text[length]) {
         length = strcspn(text, (const char[]){DEMO_ERROR_NEXT, 0});
         snprintf(one.text, sizeof one.text, "%.*s", (int)length, text);
-        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, one.text));
+        fprintf(stderr, "error: %s\n", demo_escape(shown, sizeof shown, one.text));
     }
 }
 

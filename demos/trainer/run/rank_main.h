@@ -3,6 +3,7 @@
 #ifndef DEMO_RANK_MAIN_H
 #define DEMO_RANK_MAIN_H
 #include "trainer/model/save_trained.h"
+#include "trainer/base/escape.h"
 
 static seqpar_status demo_write_model(demo_rank *r) {
     /* the folder may have been removed during training */
@@ -39,7 +40,7 @@ static seqpar_status demo_train(demo_rank *r) {
 /* Describes the trained model and its folder, for the last line. */
 static void demo_say_trained(const demo_rank *r, char *text, size_t size) {
     char shown[1024];
-    seqpar_escape(shown, sizeof shown, r->job->config.save_path);
+    demo_escape(shown, sizeof shown, r->job->config.save_path);
     if (r->job->adapter.rank)
         snprintf(text, size, "adapters (%lld parameters, %lld frozen) in %s",
                  (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model),

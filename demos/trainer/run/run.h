@@ -11,6 +11,7 @@
 #include <time.h>
 #include <sys/file.h>
 #include "checkpoint.h"
+#include "trainer/base/escape.h"
 
 typedef struct { /* a folder into which only one run at a time may write */
     const char *option, *path;
@@ -269,7 +270,7 @@ static void demo_lock_text(char *text, size_t size, const char *tool, const char
     strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &local));
     snprintf(whole, sizeof whole, "train_%s, process %ld on %.60s, since %s, with %.150s", tool,
              (long)getpid(), host, since, dataset);
-    seqpar_escape(text, (int64_t)size, whole);
+    demo_escape(text, (int64_t)size, whole);
 }
 
 static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar_error *error) {
@@ -312,7 +313,7 @@ static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_erro
             fprintf(stderr,
                     "notice: %s cannot be locked here (%s); make sure that no other run uses "
                     "this %s\n",
-                    seqpar_escape(shown, sizeof shown, path), why, claim->option);
+                    demo_escape(shown, sizeof shown, path), why, claim->option);
             return file;
         }
         if (!fstat(file, &held) && !stat(path, &named) && held.st_dev == named.st_dev &&
@@ -437,7 +438,7 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
     if (goes_on && demo_find_checkpoint(run->root, &run->from, notice, sizeof notice, error))
         return error->status;
     if (*notice && writes)
-        fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, notice));
+        fprintf(stderr, "notice: %s\n", demo_escape(shown, sizeof shown, notice));
     if (writes) demo_clear_left_overs(run->root);
     if (writes) demo_each_name(save_path, demo_visit_half_model, NULL);
     demo_checkpoint_path(folder, sizeof folder, run->root, run->from);
@@ -547,7 +548,7 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
     }
     if (*others && speaks)
         fprintf(stderr, "notice: other options than before (in brackets): %s\n",
-                seqpar_escape(shown, sizeof shown, others));
+                demo_escape(shown, sizeof shown, others));
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #ifndef DEMO_SETTLE_H
 #define DEMO_SETTLE_H
 #include "job.h"
+#include "trainer/base/escape.h"
 
 /* Did the user type this option? False if no command line was read. */
 static bool demo_job_typed(const demo_job *job, const char *name) {
@@ -660,7 +661,7 @@ static void demo_evaluation_say(const demo_job *job) {
         demo_part_say(job);
     else
         fprintf(stderr, "evaluation: %s, %lld %s, ",
-                seqpar_escape(shown, sizeof shown, job->config.eval_dataset),
+                demo_escape(shown, sizeof shown, job->config.eval_dataset),
                 (long long)(arrlen(job->eval.documents) / o->documents_per_unit),
                 o->walk ? "prompts" : o->unit);
     if (job->eval_every > 0)

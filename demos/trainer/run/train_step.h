@@ -6,6 +6,7 @@
 #include "resume.h"
 #include "signals.h"
 #include "trainer/data/window.h"
+#include "trainer/base/escape.h"
 
 /* ---- one step ---- */
 
@@ -138,7 +139,7 @@ static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
     if (status || r->world->rank) return status;
     demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->saving.step);
     demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->saving.step,
-                      seqpar_escape(shown, sizeof shown, c->ckpt_path));
+                      demo_escape(shown, sizeof shown, c->ckpt_path));
     return SEQPAR_OK;
 }
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "seqpar.h"
+#include "trainer/base/escape.h"
 
 typedef enum option_kind {
     OPTION_FLAG,   /* int */
@@ -42,7 +43,7 @@ static inline const char *option_shown(const char *text) {
     static char shown[2][64];
     static int turn;
     turn = !turn;
-    return seqpar_escape(shown[turn], sizeof shown[turn], text);
+    return demo_escape(shown[turn], sizeof shown[turn], text);
 }
 
 /* Parses a number. end: gets what follows the number; NULL: nothing may follow. 0, or -1. */
