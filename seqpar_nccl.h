@@ -232,7 +232,8 @@ enum {
     SEQPAR_NCCL__BLOCKED,
     SEQPAR_NCCL__GO,
     SEQPAR_NCCL__STOP,
-    SEQPAR_NCCL__BYE
+    SEQPAR_NCCL__BYE,
+    SEQPAR_NCCL__REFUSED /* never sent: what was read found no memory */
 };
 #define SEQPAR_NCCL__MAGIC INT64_C(0x3163636e71657301)
 
@@ -322,15 +323,25 @@ static int seqpar_nccl__append(seqpar_nccl__items *list, int64_t a, int64_t b) {
     return 1;
 }
 
-/* Reads a note and its items. Returns 0 if the connection has ended, if the count of items is
-   impossible, or if memory ran out. */
+/* Reads items that there is no memory for, so that the next note is found. */
+static int seqpar_nccl__skip(int fd, int64_t count) {
+    seqpar_nccl__item one;
+    while (count > 0 && seqpar_nccl__read(fd, &one, sizeof one)) count--;
+    return count == 0;
+}
+
+/* Reads a note and its items. Returns 0 if the connection has ended, or if the count of items
+   is impossible. Without memory for the items, the note is of kind REFUSED. */
 static int seqpar_nccl__take_note(int fd, seqpar_nccl__note *note, seqpar_nccl__items *items) {
     items->count = 0;
     if (!seqpar_nccl__read(fd, note, sizeof *note) || note->count < 0 ||
         note->count > (INT64_C(1) << 32))
         return 0;
     note->text[sizeof note->text - 1] = 0;
-    if (!seqpar_nccl__reserve(items, note->count)) return 0;
+    if (!seqpar_nccl__reserve(items, note->count)) {
+        note->kind = SEQPAR_NCCL__REFUSED;
+        return seqpar_nccl__skip(fd, note->count);
+    }
     items->count = note->count;
     return !note->count ||
            seqpar_nccl__read(fd, items->item, (size_t)note->count * sizeof *items->item);
@@ -532,6 +543,9 @@ static void seqpar_nccl__hear_rank(seqpar_nccl__referee *f, int64_t rank) {
     if (n.kind == SEQPAR_NCCL__STOP)
         seqpar_nccl__rule(f, (seqpar_status)n.status, rank, "%s", n.text);
     if (n.kind == SEQPAR_NCCL__BYE) seqpar_nccl__left(f, rank, 1);
+    if (n.kind == SEQPAR_NCCL__REFUSED)
+        seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for a note of rank %lld",
+                          (long long)rank);
 }
 
 /* Sends each rank the messages that were matched in this round, before the next round begins.
@@ -654,6 +668,8 @@ static void seqpar_nccl__referee_free(seqpar_nccl__referee *f) {
             SEQPAR_FREE(e);
         }
     for (int64_t i = 0; f->ready && i < f->size; i++) SEQPAR_FREE(f->ready[i].item);
+    for (int64_t i = 0; f->socket && i < f->size; i++) /* of a referee without a thread */
+        if (f->socket[i] >= 0) close(f->socket[i]);
     if (f->listener >= 0) close(f->listener);
     SEQPAR_FREE(f->socket);
     SEQPAR_FREE(f->seen);
@@ -688,15 +704,13 @@ static seqpar_nccl__referee *seqpar_nccl__referee_new(int64_t size) {
     f->blocked = SEQPAR_NCCL__NEW(int64_t, size);
     f->ends = SEQPAR_NCCL__NEW(seqpar_nccl__end *, size * size);
     f->ready = SEQPAR_NCCL__NEW(seqpar_nccl__items, size);
-    if (!f->socket || !f->seen || !f->ended || !f->blocked || !f->ends || !f->ready) {
-        seqpar_nccl__referee_free(f);
-        return NULL;
-    }
     for (int64_t r = 0; r < size; r++) {
-        f->socket[r] = -1;
-        f->blocked[r] = -1;
+        if (f->socket) f->socket[r] = -1;
+        if (f->blocked) f->blocked[r] = -1;
     }
-    return f;
+    if (f->socket && f->seen && f->ended && f->blocked && f->ends && f->ready) return f;
+    seqpar_nccl__referee_free(f);
+    return NULL;
 }
 
 /* >>rank  the state of a rank; a thread that calls NCCL holds its lock, never for long ----- */
@@ -758,6 +772,7 @@ typedef struct seqpar_nccl__world { /* what the comms of one rank share */
     /* welcome: the world is complete; ruled: verdict is set; quiet: this rank is closing, so
        the end of the referee is no failure */
     int welcome, ruled, quiet;
+    int untold; /* the referee does not know of the news yet, which is of this rank */
     /* news: the failure that this rank heard of first; verdict: the referee's */
     seqpar_error news, verdict;
     seqpar_error *error; /* the caller's */
@@ -787,6 +802,14 @@ static void seqpar_nccl__learn(seqpar_nccl__world *w, seqpar_status status, int6
     w->news.rank = rank;
     snprintf(w->news.text, sizeof w->news.text, "%s", text);
     seqpar_nccl__abort_all(w);
+}
+
+/* For where no note can be sent: seqpar_nccl__tell, which hears what the referee sends, may be
+   in the middle of one. seqpar_nccl__progress sends it. */
+static void seqpar_nccl__learn_memory(seqpar_nccl__world *w, const char *text) {
+    if (w->news.status) return;
+    seqpar_nccl__learn(w, SEQPAR_ERR_MEMORY, w->rank, text);
+    w->untold = 1;
 }
 
 static void seqpar_nccl__rule_here(seqpar_nccl__world *w, const seqpar_error *e) {
@@ -819,6 +842,8 @@ static void seqpar_nccl__hear(seqpar_nccl__world *w) {
         }
         for (int64_t i = 0; n.kind == SEQPAR_NCCL__GO && i < n.count; i++)
             seqpar_nccl__started(w, w->items.item[i].a, w->items.item[i].b);
+        if (n.kind == SEQPAR_NCCL__REFUSED)
+            seqpar_nccl__learn_memory(w, "out of memory for a note of rank 0");
         if (n.kind != SEQPAR_NCCL__STOP) continue;
         memset(&e, 0, sizeof e);
         e.status = (seqpar_status)n.status;
@@ -855,18 +880,25 @@ static void seqpar_nccl__tell(seqpar_nccl__world *w, const seqpar_nccl__note *no
         }
 }
 
+static void seqpar_nccl__tell_news(seqpar_nccl__world *w) {
+    seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__STOP, w->rank);
+    n.status = w->news.status;
+    memcpy(n.text, w->news.text, sizeof n.text);
+    w->untold = 0;
+    seqpar_nccl__tell(w, &n, NULL);
+}
+
 __attribute__((format(printf, 3, 4))) static void seqpar_nccl__fail(seqpar_nccl__world *w,
                                                                     seqpar_status status,
                                                                     const char *format, ...) {
-    seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__STOP, w->rank);
+    char text[sizeof w->news.text];
     va_list args;
     if (w->news.status) return;
     va_start(args, format);
-    vsnprintf(n.text, sizeof n.text, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    n.status = status;
-    seqpar_nccl__learn(w, status, w->rank, n.text);
-    seqpar_nccl__tell(w, &n, NULL);
+    seqpar_nccl__learn(w, status, w->rank, text);
+    seqpar_nccl__tell_news(w);
 }
 
 /* Returns the status that a call of this rank returns, and writes its text to *w->error. The
@@ -927,8 +959,7 @@ static int seqpar_nccl__add_ready(seqpar_nccl__member *m, seqpar_nccl__request *
     return 1;
 }
 
-/* The referee says that a message may start. Must not send a note itself: seqpar_nccl__tell,
-   which calls this, may be in the middle of one. */
+/* The referee says that a message may start. */
 static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t index) {
     seqpar_nccl__member *m;
     seqpar_nccl__request *r;
@@ -936,8 +967,7 @@ static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t 
         for (r = m->requests; r; r = r->next)
             if (r->number == number && index >= 0 && index < r->count &&
                 !seqpar_nccl__add_ready(m, r, index))
-                seqpar_nccl__learn(w, SEQPAR_ERR_MEMORY, w->rank,
-                                   "out of memory for messages that may start");
+                seqpar_nccl__learn_memory(w, "out of memory for messages that may start");
 }
 
 /* Records the events of started groups on the stream. Only called when no NCCL call is in
@@ -1118,6 +1148,7 @@ static void seqpar_nccl__retire(seqpar_nccl__member *m) {
 static void seqpar_nccl__progress(seqpar_nccl__world *w) {
     seqpar_nccl__member *m, *next;
     seqpar_nccl__hear(w);
+    if (w->untold) seqpar_nccl__tell_news(w);
     for (m = w->members; m && !w->news.status; m = m->next) seqpar_nccl__advance(m);
     for (m = w->members; m && !w->news.status; m = next) {
         next = m->next;
@@ -1398,7 +1429,7 @@ static seqpar_nccl__member *seqpar_nccl__member_new(seqpar_nccl__world *w, int64
     if (m) m->world_rank = SEQPAR_NCCL__NEW(int64_t, size);
     if (!m || !m->world_rank) {
         SEQPAR_FREE(m);
-        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a comm of %lld ranks",
+        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a comm of size %lld",
                           (long long)size);
         return NULL;
     }
@@ -2052,8 +2083,6 @@ static void seqpar_nccl__close(seqpar_nccl__world *w) {
     if (w->socket >= 0) close(w->socket);
     if (w->refereed) pthread_join(w->referee->thread, NULL);
     if (w->file) remove(w->file);
-    if (w->referee && w->referee->socket && !w->refereed && w->referee->socket[0] >= 0)
-        close(w->referee->socket[0]);
     seqpar_nccl__referee_free(w->referee);
     while (w->members) seqpar_nccl__member_free(w->members);
     while ((r = w->spare)) {

@@ -298,8 +298,9 @@ sources() { git ls-files -co --exclude-standard 2>/dev/null || find . -type f -n
 tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo "$2" | tr '\n' ' ' | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
 tidy tidy_spdx "$(sources | grep -vE '^(\./)?LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
 tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* demos/*/*.* demos/*/*/*.* verify/*.* verify/*/*.* verify/*/*/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
-# What stands in a unit of its own uses the public names of seqpar.h alone, and its own private ones say whose they are.
-strangers() { grep -noE '\b(seqpar|SEQPAR)__[A-Za-z0-9_]+' $1.h | grep -viE ":seqpar__($2_|${1#seqpar_}_IMPLEMENTED$)" | sed "s/^/$1.h:/"; }
+# What stands in a unit of its own uses what seqpar.h declares alone, and its own private names say whose they are.
+declared=$(sed '/^#endif .* SEQPAR_H /q' seqpar.h | sed -nE 's/^SEQPAR_DEF .*seqpar__([a-z0-9_]+)\(.*/\1/p' | paste -sd '|')
+strangers() { grep -noE '\b(seqpar|SEQPAR)__[A-Za-z0-9_]+' $1.h | grep -viE ":seqpar__($2_|${1#seqpar_}_IMPLEMENTED$|($declared)$)" | sed "s/^/$1.h:/"; }
 tidy tidy_private_names "$(strangers seqpar_llama llama; strangers seqpar_safetensors st; strangers seqpar_nccl nccl)"
 # Part I, the subject, and part II, devices, share nothing private but what stands before both.
 private_in() { { grep -E '^(static|SEQPAR__)' "$1" | grep -oE 'seqpar__[a-z0-9_]+\('; grep -oE '^} seqpar__[a-z0-9_]+;' "$1"; } | grep -oE 'seqpar__[a-z0-9_]+' | sort -u; }

@@ -90,8 +90,13 @@ static int counted_nanosleep(const struct timespec *time, struct timespec *left)
     return nanosleep(time, left);
 }
 
-static _Atomic size_t refused_bytes; /* that were last asked for in vain */
+static _Atomic size_t refused_bytes;    /* that were last asked for in vain */
+static _Atomic int64_t scarce, refused; /* this call is refused; 0: none. refused: it was */
 static void *frugal_malloc(size_t bytes) {
+    if (scarce > 0 && --scarce == 0) {
+        refused = 1;
+        return NULL;
+    }
     if (bytes <= (size_t)1 << 32) return malloc(bytes);
     refused_bytes = bytes;
     return NULL;
@@ -107,22 +112,38 @@ static void expect_order(void) {
     test_expect(!stand_leaks()[0], "%s", stand_leaks());
 }
 
+/* Descriptors that are open; -1: standard input is not. */
+static int open_files(void) {
+    int count = 0;
+    for (int fd = 0; fd < 4096; fd++) count += fcntl(fd, F_GETFD) >= 0;
+    return fcntl(0, F_GETFD) < 0 ? -1 : count;
+}
+
+static void expect_files(int before) {
+    int now = open_files();
+    test_expect(now == before, "%d files are open, before there were %d", now, before);
+}
+
 /* Runs all places; what the world ended with. */
 static seqpar_status run_places(place *places, int64_t count, seqpar_error *error) {
+    int files = open_files();
     seqpar_status status;
     test_limit(TRANSPORT_SECONDS); /* against a hang */
     status = places_run(places, count, error);
     expect_order();
+    expect_files(files);
     return status;
 }
 
 static seqpar_status run_world(int64_t ranks, seqpar_rank_fn fn, void *user,
                                seqpar_error *error) {
+    int files = open_files();
     seqpar_status status;
     test_limit(TRANSPORT_SECONDS);
     looks = sleeps = 0;
     status = world_run(world_file, ranks, fn, user, error);
     expect_order();
+    expect_files(files);
     /* a rank that waits sleeps between two looks; without that it takes a core from others */
     test_expect(looks <= 2 * sleeps + 500, "ranks that wait looked %lld times and slept %lld",
                 (long long)looks, (long long)sleeps);
@@ -643,6 +664,110 @@ static void test_failing_calls(void) {
     test_end("nccl_failing_calls");
 }
 
+static seqpar_status rank_meets(seqpar_comm *world, void *user) {
+    (void)user;
+    TRY(rank_reduce(world, NULL));
+    return rank_order(world, NULL);
+}
+
+static void *hurry(void *stop) { /* for worlds that somebody does not come to */
+    while (!__atomic_load_n((int *)stop, __ATOMIC_SEQ_CST)) {
+        usleep(20000);
+        clock_forward(20);
+    }
+    return NULL;
+}
+
+static void places_new(place *places, int64_t count) {
+    int64_t r;
+    stand_reset(test_seed + (uint64_t)count, 0);
+    memset(places, 0, RANKS * sizeof *places);
+    for (r = 0; r < count; r++)
+        places[r] = (place){
+            .desc = {.rank = r, .size = count, .keep_device = 1, .file = world_file},
+            .fn = rank_meets};
+}
+
+/* ---- memory that is refused: every call, one at a time ---- */
+
+static const char *const scarce_texts[] = {"out of memory for a world",
+                                           "out of memory for a referee of 3 ranks",
+                                           "out of memory for 3 connections",
+                                           "out of memory for messages",
+                                           "out of memory for the order of messages",
+                                           "out of memory for messages that may start",
+                                           "out of memory for a note of rank 0",
+                                           "out of memory for a note of rank 1",
+                                           "out of memory for a note of rank 2",
+                                           "out of memory for a comm of size 3",
+                                           "out of memory for a comm of size 1",
+                                           "out of memory for a request",
+                                           "out of memory for pinned memory",
+                                           "out of memory for a split",
+                                           "out of memory for an address",
+                                           "out of memory for 'address of rank 0'",
+                                           "out of memory for 'split'",
+                                           "out of memory for 'integer sum'"};
+
+static seqpar_status rank_splits(seqpar_comm *world, void *user) {
+    seqpar_comm *sub;
+    seqpar_status status;
+    (void)user;
+    TRY(seqpar_comm_split(world, world->rank, 0, &sub));
+    status = seqpar_comm_barrier(world);
+    seqpar_comm_free(sub);
+    return status;
+}
+
+/* Refuses call number `call`. Returns the number of the sentence that a rank's world ended with;
+   -1: there were not so many calls. */
+static int refuse_call(place *p, int64_t call, int by_id) {
+    static ncclUniqueId id;
+    seqpar_error error;
+    pthread_t thread;
+    int stop = 0, is = 0;
+    const char *text = error.text;
+    places_new(p, 3);
+    snprintf(id.internal, sizeof id.internal, "refused %lld", (long long)call);
+    for (int r = 0; r < 3; r++) {
+        p[r].fn = rank_splits;
+        if (by_id) p[r].desc.id = &id, p[r].desc.file = NULL;
+    }
+    refused = 0;
+    scarce = call;
+    pthread_create(&thread, NULL, hurry, &stop); /* the others do not wait for who is gone */
+    run_places(p, 3, &error);
+    __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+    pthread_join(thread, NULL);
+    scarce = 0;
+    if (!refused) return -1;
+    for (int r = 0; r < 3; r++)
+        if (p[r].status == SEQPAR_ERR_MEMORY) text = p[r].error.text;
+    while (is < COUNT(scarce_texts) && strcmp(text, scarce_texts[is])) is++;
+    test_expect(is < COUNT(scarce_texts), "call %lld: %s", (long long)call, text);
+    return is;
+}
+
+/* Which call is the first of all ranks' hangs on the threads' luck, so a sentence that did not
+   come is tried for again. */
+static void test_scarce(void) {
+    place p[RANKS];
+    int seen[COUNT(scarce_texts) + 1] = {0}, missing = COUNT(scarce_texts);
+    for (int turn = 0; turn < 5 && missing; turn++) {
+        for (int by_id = 0; by_id < 2; by_id++) {
+            int64_t call = 1;
+            for (int is; (is = refuse_call(p, call, by_id)) >= 0 && !test_why[0]; call++)
+                seen[is] = 1;
+            test_expect(call > 40, "only %lld calls", (long long)call);
+        }
+        missing = 0;
+        for (int i = 0; i < COUNT(scarce_texts); i++)
+            if (!seen[i] && !strstr(scarce_texts[i], "note of rank")) missing = i + 1;
+    }
+    test_expect(!missing, "nobody said: %s", missing ? scarce_texts[missing - 1] : "");
+    test_end("nccl_scarce");
+}
+
 /* ---- time limits, by a clock that is put forward ---- */
 
 static int begun;
@@ -802,20 +927,6 @@ static void test_posted_before_the_end(void) {
 
 /* ---- ways to open a world ---- */
 
-static seqpar_status rank_meets(seqpar_comm *world, void *user) {
-    (void)user;
-    TRY(rank_reduce(world, NULL));
-    return rank_order(world, NULL);
-}
-
-static void *hurry(void *stop) { /* for worlds that somebody does not come to */
-    while (!__atomic_load_n((int *)stop, __ATOMIC_SEQ_CST)) {
-        usleep(20000);
-        clock_forward(20);
-    }
-    return NULL;
-}
-
 static void expect_places(place *places, int64_t count, seqpar_status status,
                           const char *words) {
     seqpar_error error;
@@ -833,16 +944,6 @@ static void expect_places(place *places, int64_t count, seqpar_status status,
     ledger_read();
     test_expect(got == status, "%s: %s", seqpar_status_name(got), error.text);
     test_expect(!words || strstr(error.text, words), "'%s' is not in: %s", words, error.text);
-}
-
-static void places_new(place *places, int64_t count) {
-    int64_t r;
-    stand_reset(test_seed + (uint64_t)count, 0);
-    memset(places, 0, RANKS * sizeof *places);
-    for (r = 0; r < count; r++)
-        places[r] = (place){
-            .desc = {.rank = r, .size = count, .keep_device = 1, .file = world_file},
-            .fn = rank_meets};
 }
 
 static int64_t free_port(void) {
@@ -902,18 +1003,6 @@ static void test_adopt(void) {
         }
     ledger_read();
     test_end("nccl_adopt");
-}
-
-/* Descriptors that are open; -1: standard input is not. */
-static int open_files(void) {
-    int count = 0;
-    for (int fd = 0; fd < 4096; fd++) count += fcntl(fd, F_GETFD) >= 0;
-    return fcntl(0, F_GETFD) < 0 ? -1 : count;
-}
-
-static void expect_files(int before) {
-    int now = open_files();
-    test_expect(now == before, "%d files are open, before there were %d", now, before);
 }
 
 static void test_open(void) {
@@ -1270,6 +1359,7 @@ int main(int argc, char **argv) {
     TEST(test_memory());
     TEST(test_attention());
     TEST(test_failing_calls());
+    TEST(test_scarce());
     TEST(test_watchdog());
     TEST(test_open());
     TEST(test_notes());

@@ -503,7 +503,8 @@ static void own_new(void) {
 static void own_free(seqpar_status status, const char *text) {
     test_expect(own->news.status == status, "%s: %s", seqpar_status_name(own->news.status),
                 own->news.text);
-    test_expect(!text || !strcmp(own->news.text, text), "'%s', not '%s'", own->news.text, text);
+    test_expect(!text || !strcmp(own->news.text, text), "'%s', not '%s'", own->news.text,
+                text ? text : "");
     own->socket = -1;
     while (own->members)
         seqpar_nccl__member_free(own->members); /* which have no communicator */
@@ -628,6 +629,280 @@ static void test_limits(void) {
                         : NULL);
     }
     test_end("nccl_limits");
+}
+
+/* A rank's connection to the referee, whose side is `line`. */
+static int line;
+static void own_connect(void) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) abort();
+    own->socket = pair[0];
+    line = pair[1];
+}
+
+static void own_disconnect(void) {
+    if (own->socket >= 0) close(own->socket);
+    own->socket = -1;
+    close(line);
+}
+
+/* Single bytes are moved, too. */
+static void test_one_byte(void) {
+    char got[2] = "";
+    own_new();
+    own_connect();
+    test_expect(seqpar_nccl__write(own->socket, "a", 1) &&
+                    recv(line, got, 2, MSG_DONTWAIT) == 1 && got[0] == 'a',
+                "one byte is not written");
+    test_expect(seqpar_nccl__write(line, "b", 1) && seqpar_nccl__read(own->socket, got, 1) &&
+                    got[0] == 'b',
+                "one byte is not read");
+    test_expect(seqpar_nccl__write(line, "", 0) && seqpar_nccl__read(own->socket, got, 0),
+                "no byte is a failure");
+    own_disconnect();
+    test_expect(!seqpar_nccl__write(-1, "c", 1) && !seqpar_nccl__read(-1, got, 1),
+                "bytes move over no connection");
+    own_free(SEQPAR_OK, NULL);
+    test_end("nccl_one_byte");
+}
+
+/* What a rank hears: it is let in, some message may start, the world has failed. */
+static void test_rank_hears(void) {
+    seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__WELCOME, 0);
+    seqpar_nccl__item go[2] = {{4, 1}, {4, 0}};
+    seqpar_nccl__request r = {.number = 4, .count = 2};
+    seqpar_nccl__member *m;
+    own_new();
+    own_connect();
+    m = member_new();
+    m->requests = &r;
+    memset(n.text, 3, sizeof own->id);
+    seqpar_nccl__hear(own); /* nothing yet */
+    test_expect(!own->welcome, "it is welcome before it is let in");
+    seqpar_nccl__send_note(line, &n, NULL);
+    n = seqpar_nccl__note_of(SEQPAR_NCCL__GO, 1);
+    n.count = 2;
+    seqpar_nccl__send_note(line, &n, go);
+    seqpar_nccl__hear(own); /* all that is there */
+    test_expect(own->welcome && !memcmp(&own->id, "\3\3\3", 3), "it is not let in");
+    test_expect(m->ready_count == 2 && m->ready[0].index == 1 && m->ready[1].index == 0,
+                "%lld messages may start", (long long)m->ready_count);
+    n = seqpar_nccl__note_of(SEQPAR_NCCL__STOP, 2);
+    n.status = SEQPAR_ERR_OPTION;
+    strcpy(n.text, "no such option");
+    seqpar_nccl__send_note(line, &n, NULL);
+    seqpar_nccl__hear(own);
+    test_expect(own->ruled && own->verdict.status == SEQPAR_ERR_OPTION &&
+                    own->verdict.rank == 2 && !strcmp(own->verdict.text, "no such option"),
+                "the verdict is %s", own->verdict.text);
+    test_expect(own->news.rank == 2 && m->ready_count == 0, "messages start after a failure");
+    n.rank = 0; /* the first verdict stands */
+    seqpar_nccl__send_note(line, &n, NULL);
+    seqpar_nccl__hear(own);
+    test_expect(own->verdict.rank == 2, "there is another verdict");
+    m->requests = NULL;
+    own_disconnect();
+    own_free(SEQPAR_ERR_OPTION, "no such option");
+    test_end("nccl_rank_hears");
+}
+
+/* Rank 0 is gone: that is a failure, unless this rank is closing the world. */
+static void test_lost(void) {
+    for (int quiet = 0; quiet < 2; quiet++) {
+        own_new();
+        own_connect();
+        own->quiet = quiet;
+        close(line);
+        seqpar_nccl__hear(own);
+        test_expect(own->socket == -1 && own->ruled, "the connection stays");
+        test_expect(own->verdict.status == (quiet ? SEQPAR_OK : SEQPAR_ERR_PEER), "%s",
+                    own->verdict.text);
+        own_free(quiet ? SEQPAR_OK : SEQPAR_ERR_PEER,
+                 quiet ? NULL : "rank 1 waits for rank 0, which has ended");
+    }
+    test_end("nccl_lost");
+}
+
+static void *read_late(void *argument) {
+    seqpar_nccl__note *n = argument;
+    seqpar_nccl__items items = {NULL, 0, 0};
+    usleep(50000);
+    if (!seqpar_nccl__take_note(line, n, &items) || items.count != 100000) n->kind = -1;
+    for (int64_t i = 0; i < items.count; i++)
+        if (items.item[i].a != i || items.item[i].b != 3 * i) n->kind = -1;
+    free(items.item);
+    return NULL;
+}
+
+/* A note that is larger than the socket's buffer, while the other side does not read. */
+static void test_full_socket(void) {
+    seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__POST, 1), got;
+    seqpar_nccl__item *items = malloc(100000 * sizeof *items);
+    int small = 4096;
+    pthread_t thread;
+    own_new();
+    own_connect();
+    setsockopt(own->socket, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    for (int64_t i = 0; i < 100000; i++) items[i] = (seqpar_nccl__item){i, 3 * i};
+    n.count = 100000;
+    pthread_create(&thread, NULL, read_late, &got);
+    seqpar_nccl__tell(own, &n, items);
+    pthread_join(thread, NULL);
+    test_expect(got.kind == SEQPAR_NCCL__POST && got.rank == 1, "the note is another one");
+    close(line); /* a note to nobody: the rank is alone */
+    line = -1;
+    seqpar_nccl__tell(own, &n, items);
+    free(items);
+    own_disconnect();
+    own_free(SEQPAR_ERR_PEER, "rank 1 waits for rank 0, which has ended");
+    test_end("nccl_full_socket");
+}
+
+/* A failure of this rank is told to the referee, also where that comes later. */
+static void test_failure_is_told(void) {
+    seqpar_nccl__items items = {NULL, 0, 0};
+    seqpar_nccl__note n;
+    for (int late = 0; late < 2; late++) {
+        own_new();
+        own_connect();
+        if (late)
+            seqpar_nccl__learn_memory(own, "no memory for 7");
+        else
+            seqpar_nccl__fail(own, SEQPAR_ERR_MEMORY, "no memory for %d", 7);
+        test_expect(seqpar_nccl__readable(line, 0) == !late, "it is told %s",
+                    late ? "at once" : "late");
+        seqpar_nccl__progress(own);
+        test_expect(seqpar_nccl__take_note(line, &n, &items) && n.kind == SEQPAR_NCCL__STOP &&
+                        n.rank == 1 && n.status == SEQPAR_ERR_MEMORY &&
+                        !strcmp(n.text, "no memory for 7"),
+                    "another note: %s", n.text);
+        seqpar_nccl__fail(own, SEQPAR_ERR_OPTION, "later");
+        seqpar_nccl__learn_memory(own, "later");
+        seqpar_nccl__progress(own);
+        test_expect(!seqpar_nccl__readable(line, 0), "a second failure is told");
+        own_disconnect();
+        own_free(SEQPAR_ERR_MEMORY, "no memory for 7");
+    }
+    test_end("nccl_failure_is_told");
+}
+
+static void expect_call(int good, int said, const char *text) {
+    test_expect(said == good, "it is %s", said ? "no failure" : "a failure");
+    own_free(good ? SEQPAR_OK : SEQPAR_ERR_TRANSPORT, text);
+}
+
+/* What calls of CUDA and NCCL end with. */
+static void test_calls(void) {
+    static const struct {
+        ncclResult_t code;
+        int speechless;
+        const char *text;
+    } table[] = {
+        {ncclSuccess, 0, NULL},
+        {ncclInProgress, 1, NULL},
+        {ncclSystemError, 0, "ncclSend on rank 1: unhandled system error: as was asked for"},
+        {ncclSystemError, 1, "ncclSend on rank 1: unhandled system error"},
+        {ncclInvalidUsage, 1,
+         "ncclSend on rank 1: invalid usage; every rank needs a GPU of its own, see LOCAL_RANK"}};
+    own_new();
+    expect_call(1, seqpar_nccl__cuda(own, cudaSuccess, "cudaEventQuery(x)"), NULL);
+    own_new();
+    expect_call(
+        0, seqpar_nccl__cuda(own, cudaErrorNoDevice, "cudaEventQuery(x)"),
+        "cudaEventQuery on rank 1: no CUDA-capable device is detected (CUDA error 100)");
+    for (int i = 0; i < COUNT(table); i++) {
+        seqpar_nccl__member *m;
+        int said;
+        own_new();
+        stand.speechless = table[i].speechless;
+        m = member_new();
+        said = seqpar_nccl__nccl(m, table[i].code, "ncclSend(a, b)");
+        test_expect(!m->launching == (table[i].code != ncclInProgress) &&
+                        (!m->launching || m->since == clock_now),
+                    "%d: what is in progress", i);
+        m->launching = NULL;
+        expect_call(!table[i].text, said, table[i].text);
+    }
+    test_end("nccl_calls");
+}
+
+/* The numbers that a world cannot have. */
+static void test_sizes(void) {
+    static const struct {
+        int64_t rank, size;
+        seqpar_status status;
+        const char *text;
+    } table[] = {{0, 1, SEQPAR_OK, NULL},
+                 {4, 5, SEQPAR_OK, NULL},
+                 {5, 5, SEQPAR_ERR_RANK, "rank 5 is outside a world of 5; use 0 .. 4"},
+                 {-1, 5, SEQPAR_ERR_RANK, "rank -1 is outside a world of 5; use 0 .. 4"},
+                 {0, -1, SEQPAR_ERR_RANKS,
+                  "a world of -1 ranks cannot be; set WORLD_SIZE to at least 1"}};
+    for (int i = 0; i < COUNT(table); i++) {
+        seqpar_nccl_desc desc = {.rank = table[i].rank, .size = table[i].size};
+        own_new();
+        seqpar_nccl__seats(own, &desc);
+        test_expect(own->rank == table[i].rank && own->size == table[i].size &&
+                        own->version == NCCL_VERSION_CODE && own->error->rank == own->rank,
+                    "rank %lld of %lld", (long long)own->rank, (long long)own->size);
+        own_free(table[i].status, table[i].text);
+    }
+    test_end("nccl_sizes");
+}
+
+/* Which device a rank takes. */
+static void test_devices(void) {
+    static const struct {
+        const char *local;
+        int keep, devices, want;
+        seqpar_status status;
+        const char *text;
+    } table[] = {
+        {"2", 0, 3, 2, SEQPAR_OK, NULL},
+        {"2", 1, 3, 1, SEQPAR_OK, NULL},
+        {"0", 0, 1, 0, SEQPAR_OK, NULL},
+        {NULL, 0, 3, 1, SEQPAR_OK, NULL},
+        {"3", 0, 3, 1, SEQPAR_ERR_RANK,
+         "LOCAL_RANK is 3, but this machine has 3 CUDA devices; start at most 3 ranks "
+         "on it"},
+        {"0", 0, 0, 1, SEQPAR_ERR_TRANSPORT,
+         "rank 1 has no CUDA device (cudaGetDeviceCount: no CUDA-capable device is detected); without one use "
+         "seqpar_run_threads"}};
+    for (int i = 0; i < COUNT(table); i++) {
+        seqpar_nccl_desc desc = {.keep_device = table[i].keep};
+        int device = -1;
+        own_new();
+        cudaSetDevice(1);
+        stand.devices = table[i].devices;
+        if (table[i].local) setenv("LOCAL_RANK", table[i].local, 1);
+        seqpar_nccl__choose_device(own, &desc);
+        cudaGetDevice(&device);
+        test_expect(device == table[i].want && (table[i].status || own->device == device),
+                    "%d: device %d", i, device);
+        unsetenv("LOCAL_RANK");
+        cudaSetDevice(0);
+        own_free(table[i].status, table[i].text);
+    }
+    test_end("nccl_devices");
+}
+
+/* Nobody lets the rank in. */
+static void test_not_let_in(void) {
+    seqpar_nccl__items items = {NULL, 0, 0};
+    seqpar_nccl__note n;
+    own_new();
+    own_connect();
+    own->version = 22809;
+    own->connect_s = -1; /* the time is over */
+    seqpar_nccl__present(own);
+    test_expect(seqpar_nccl__take_note(line, &n, &items) && n.kind == SEQPAR_NCCL__HELLO &&
+                    n.magic == SEQPAR_NCCL__MAGIC && n.version == 22809 && n.size == 3 &&
+                    n.rank == 1,
+                "it says another hello");
+    own_disconnect();
+    own_free(SEQPAR_ERR_TIMEOUT,
+             "rank 1 was not let in by rank 0 within -2 s; is it rank 0 who answers there?");
+    test_end("nccl_not_let_in");
 }
 
 /* ---- memory ---- */
@@ -853,6 +1128,15 @@ int main(int argc, char **argv) {
     TEST(test_status());
     TEST(test_overrun());
     TEST(test_limits());
+    TEST(test_one_byte());
+    TEST(test_rank_hears());
+    TEST(test_lost());
+    TEST(test_full_socket());
+    TEST(test_failure_is_told());
+    TEST(test_calls());
+    TEST(test_sizes());
+    TEST(test_devices());
+    TEST(test_not_let_in());
     TEST(test_blocks());
     TEST(test_many_ready());
     TEST(test_index_of());
