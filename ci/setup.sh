@@ -51,6 +51,7 @@ needs() {
     test_wheel) [ -z "$TEST_ALL" ] || echo 'python? objdump? qemu? armlibc?' ;;
     test_lessons) echo 'python? cmark? chromium? driver? selenium?' ;;
     test_headers) echo c++ objdump ;;
+    test_compiled) echo c++ curl yaml ;;
     test_cuda) echo c++ ;;
     test_bad_input | test_oracle_refused | test_lora) echo python ;;
     test_oracle | test_oracle_bar | test_train | test_program | test_pages | test_prm | test_generate | test_evaluation | test_yaml) echo 'python?' ;;

@@ -318,7 +318,7 @@ class Planter:
         return next((n for first, last, n in copies if first <= line <= last), None)
 
 
-# ---- which of them a compiler takes: what it warns of is red in suite `headers` ----
+# ---- which of them a compiler takes: what it warns of is red in suite `compiled` ----
 UNITS = ["verify/library.c", "verify/seqpar_verify.c", "verify/tests/test_nccl.c", "demos/seqpar.c"] + \
     sorted(glob.glob("demos/train_*.c", root_dir=ROOT)) + ["demos/generate.c"]
 FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -I. -Ibuild -Idemos " \

@@ -5,25 +5,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 export out=build/test_headers
 rm -rf $out; mkdir -p $out/log
-passed=0 failed=0 skipped=0
-ok() { echo "ok $1"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
-skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
-
-# ---- jobs: a name and a shell command that must succeed; as many at a time as there are cores ----
-job() { printf '%s\n%s\n' "$1" "$2" >>$out/jobs; }
-work() { # NAME COMMAND
-    local log=$out/log/$1.log
-    if bash -c "set -o pipefail; $2" >"$log" 2>&1; then echo "ok $1 ($SECONDS s)"
-    else echo "FAIL $1: $( (grep -m 1 '^FAIL' "$log" || grep -m 1 -E 'error|undefined|multiple' "$log" || tail -n 1 "$log") | cut -c1-250)"; fi
-}
-export -f work
-run_jobs() {
-    xargs -P "$(nproc)" -d '\n' -n 2 bash -c 'work "$@"' _ <$out/jobs >$out/verdicts
-    cat $out/verdicts
-    passed=$((passed + $(grep -c '^ok ' $out/verdicts)))
-    failed=$((failed + $(grep -c '^FAIL ' $out/verdicts)))
-}
+. verify/support/jobs.sh
 
 headers="seqpar seqpar_check seqpar_llama seqpar_safetensors"
 implement() { # HEADER: the lines that make a unit its implementation
@@ -57,9 +39,7 @@ all_uses() { for h in $headers; do printf '%s || ' "$(use $h)"; done; echo 0; }
 { for h in $headers; do implement $h; done | sort -u; for h in seqpar_safetensors seqpar_check seqpar_llama; do printf '#include "%s.h"\n' $h; done; } >$out/impl_all.c # the first before system headers
 { cat $out/impl_all.c; printf 'int other(void);\nint other(void) { %s return %s; }\n' "$(all_locals)" "$(all_uses)"; } >$out/other_all.c
 { cat $out/impl_all.c; printf 'int other(void);\nint main(void) { %s return other() || %s; }\n' "$(all_locals)" "$(all_uses)"; } >$out/static_all.c
-has() { command -v "$1" >/dev/null 2>&1; }
 cc_gcc=gcc cxx_gcc=g++ cc_clang=clang cxx_clang=clang++
-strict="-Wall -Wextra -Werror -I. -Iverify"
 link="-lcjson -lm -lpthread"
 
 # ---- each header, alone: declarations in C99, C11 and C++11; implementation in C11 and C++17, called from another unit ----
@@ -89,16 +69,7 @@ job llama_allocator "gcc -std=c11 $strict '-DSEQPAR_MALLOC(size)=own_malloc(size
 job llama_static_alone "! gcc -std=c11 -DSEQPAR_STATIC -I. -c $out/apart_llama.c -o $out/static_alone.o && grep -q 'error.*SEQPAR_STATIC' $out/log/llama_static_alone.log"
 printf '#include <stddef.h>\nvoid *own_malloc(size_t size);\nvoid own_free(void *ptr);\n' >$out/own_malloc.h
 
-# ---- the programs: what gcc warns of is most often a mistake. Not in the build itself, as other compilers warn of other things ----
-warned="-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp $strict -Ibuild -Idemos -Wno-format-truncation -Wno-missing-field-initializers -fsyntax-only"
-for unit in verify/seqpar_verify.c demos/*.c; do
-    case $unit in *_mpi.c | *_nccl.c | *_cuda*.c) continue ;; esac
-    job no_warning_$(basename $unit .c) "gcc $warned $unit"
-done
-job no_warning_cuda "g++ -std=c++17 -march=native $strict -Wno-unused-function -Wno-missing-field-initializers -DSEQPAR_CUBLAS -include verify/stand_in/cublas_on_cpu.h -x c++ seqpar_cuda.cu -fsyntax-only"
-
 # ---- the NCCL transport with the real headers and library, where they are: NCCL answers to its version without a GPU ----
-cuda=${CUDA_HOME:-/usr/local/cuda}
 printf '#include "seqpar_nccl.h"\n#include "seqpar_nccl.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' >$out/api_nccl.c
 printf '#define SEQPAR_NCCL_IMPLEMENTATION\n#include "seqpar_nccl.h"\n#include "seqpar_nccl.h"\n' >$out/apart_nccl.c
 printf '#define SEQPAR_IMPLEMENTATION\n' | cat - $out/apart_nccl.c >$out/impl_nccl.c
@@ -193,19 +164,7 @@ refuses() { job $1 "$2 && { $out/$1 && echo FAIL: it runs; } 2>&1 | tee $out/$1.
 if [ "$(uname -m)" = x86_64 ]; then refuses fast_math_linked "gcc -O2 -I. -c demos/01_ring.c -o $out/linked.o && gcc -ffast-math $out/linked.o -o $out/fast_math_linked -lm -lpthread" "flushes denormal numbers to 0"; fi
 job warnings_O2 "gcc -std=gnu11 -O2 $strict -Wno-format-truncation -fopenmp -c $out/impl_all.c -o $out/o2.o"
 if has x86_64-w64-mingw32-gcc; then job mingw "x86_64-w64-mingw32-gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/mingw.o"; else skip mingw "no x86_64-w64-mingw32-gcc"; fi
-# The demos are C and C++ at once, so that nvcc takes them too (make demos CC=nvcc).
-make --no-print-directory build/options.inc >/dev/null
-as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -Wno-format-truncation -Wno-extra -Ibuild -Idemos"
-for demo in demos/*.c; do job cxx20_$(basename $demo .c) "$as_cxx -fsyntax-only $demo"; done
-job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -lpthread && $out/own_kernel"
-# what MPI changes stands in headers of all trainers
-if has mpicxx.openmpi; then for demo in demos/train_sft.c demos/train_ppo.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
-if [ -f $cuda/include/nccl.h ] && [ -f $cuda/include/cuda_runtime_api.h ]; then job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -isystem $cuda/include -fsyntax-only $out/nccl.c"; else skip cxx20_nccl "no nccl.h and cuda_runtime_api.h under $cuda"; fi
 if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
-# ---- headers of the trainers, of the program and of the oracle: each compiles alone ----
-for folder in demos/trainer/* demos/program verify/oracle/*; do
-    for header in $folder/*.h; do job alone_$(echo ${header%.h} | tr / _) "gcc -std=gnu11 -D_GNU_SOURCE $strict -Wno-format-truncation -Wno-missing-field-initializers -Wno-unknown-pragmas -Wno-unused -Ibuild -Idemos -fsyntax-only -x c $header"; done
-done
 # x87 keeps intermediate values in 80 bits: refused, and with the flags that the message names the bits are those of one rank
 if [ "$(uname -m)" = x86_64 ]; then
     job x87_refused "! gcc -mfpmath=387 -I. -c $out/impl_seqpar.c -o $out/x87.o && grep -q 'error.*Add -msse2 -mfpmath=sse' $out/log/x87_refused.log && gcc -mfpmath=387 $strict -c $out/api_seqpar.c -o $out/x87.api.o"

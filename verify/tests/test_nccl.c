@@ -753,8 +753,8 @@ static int refuse_call(place *p, int64_t call, int by_id) {
 static void test_scarce(void) {
     place p[RANKS];
     int seen[COUNT(scarce_texts) + 1] = {0}, missing = COUNT(scarce_texts);
-    for (int turn = 0; turn < 5 && missing; turn++) {
-        for (int by_id = 0; by_id < 2; by_id++) {
+    for (int turn = 0; turn < (quick ? 1 : 5) && missing; turn++) {
+        for (int by_id = 0; by_id < 2 - quick; by_id++) {
             int64_t call = 1;
             for (int is; (is = refuse_call(p, call, by_id)) >= 0 && !test_why[0]; call++)
                 seen[is] = 1;
@@ -764,7 +764,7 @@ static void test_scarce(void) {
         for (int i = 0; i < COUNT(scarce_texts); i++)
             if (!seen[i] && !strstr(scarce_texts[i], "note of rank")) missing = i + 1;
     }
-    test_expect(!missing, "nobody said: %s", missing ? scarce_texts[missing - 1] : "");
+    test_expect(!missing || quick, "nobody said: %s", missing ? scarce_texts[missing - 1] : "");
     test_end("nccl_scarce");
 }
 
