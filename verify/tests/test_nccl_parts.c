@@ -439,9 +439,10 @@ static void test_seats(void) {
                 "rank 1 is not seated");
     n.rank = 2;
     answer = seat(&n, 2, &hangs_up);
-    test_expect(answer.kind == SEQPAR_NCCL__WELCOME && lone->came == 3 &&
-                    !memcmp(answer.text, &lone->id, sizeof lone->id),
+    test_expect(answer.kind == SEQPAR_NCCL__WELCOME && lone->came == 3,
                 "the last one is not welcomed");
+    for (size_t i = 0; i < sizeof lone->id; i++)
+        test_expect(answer.text[i] == 7, "the unique id is another one");
     answer = seat(&n, -1, &hangs_up);
     expect_ruled(SEQPAR_ERR_WORLD, 2,
                  "two processes are rank 2; give every one a RANK of its own");
@@ -954,6 +955,32 @@ static void test_many_ready(void) {
     test_end("nccl_many_ready");
 }
 
+/* A group on a queue starts behind the groups of the host that were begun before. */
+static void test_unstarted(void) {
+    static const int states[][3] = {
+        {SEQPAR_NCCL__RUNS, SEQPAR_NCCL__STARTED,
+         SEQPAR_NCCL__POSTED}, /* the last is its own */
+        {SEQPAR_NCCL__POSTED, SEQPAR_NCCL__DONE, SEQPAR_NCCL__POSTED},
+        {SEQPAR_NCCL__RUNS, SEQPAR_NCCL__POSTED, SEQPAR_NCCL__POSTED}};
+    for (int i = 0; i < COUNT(states); i++) {
+        seqpar_nccl__request r[3] = {{.next = &r[1]}, {.next = &r[2]}, {.next = NULL}};
+        seqpar_nccl__member *m;
+        for (int k = 0; k < 3; k++) r[k].state = states[i][k];
+        own_new();
+        m = member_new();
+        test_expect(!seqpar_nccl__unstarted(m, NULL), "a comm without requests waits");
+        m->requests = r;
+        test_expect(seqpar_nccl__unstarted(m, &r[2]) == (i > 0), "case %d", i);
+        test_expect(seqpar_nccl__unstarted(m, NULL), "a split does not wait");
+        m->requests = NULL;
+        m->launching = "ncclSend";
+        test_expect(seqpar_nccl__unstarted(m, NULL), "a call in progress is not waited for");
+        m->launching = NULL;
+        own_free(SEQPAR_OK, NULL);
+    }
+    test_end("nccl_unstarted");
+}
+
 /* The rank in a part: by key, and where keys are equal by rank. */
 static void test_index_of(void) {
     static const seqpar_nccl__choice all[] = {{1, 5, 0}, {2, 0, 0}, {1, 3, 0},
@@ -1139,6 +1166,7 @@ int main(int argc, char **argv) {
     TEST(test_not_let_in());
     TEST(test_blocks());
     TEST(test_many_ready());
+    TEST(test_unstarted());
     TEST(test_index_of());
     TEST(test_env());
     TEST(test_listen());
