@@ -44,13 +44,14 @@ compiles() { echo 'int main(void) { return 0; }' | cc -include "$1" -x c - $2 -o
 needs() {
     case $1 in
     setup | demos | certificate) echo curl yaml ;;
-    cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_sanitize_trainers | test_fuzz | test_parsers | test_smallest) echo curl ;;
+    cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_sanitize_nccl | test_sanitize_trainers | test_fuzz | test_parsers | test_smallest) echo curl ;;
     mpi) echo curl mpicc mpirun ;;
     lessons) echo cmark ;;
     wheel) echo python venv; [ -n "$CJSON" ] || echo dpkgdev ;;
     test_wheel) [ -z "$TEST_ALL" ] || echo 'python? objdump? qemu? armlibc?' ;;
     test_lessons) echo 'python? cmark? chromium? driver? selenium?' ;;
     test_headers) echo c++ objdump ;;
+    test_headers_transports) echo 'c++ openmpi? openrun? mpich? mpichrun?' ;;
     test_compiled) echo c++ curl yaml ;;
     test_cuda) echo c++ ;;
     test_bad_input | test_oracle_refused | test_lora) echo python ;;

@@ -27,7 +27,7 @@
    ROW_MAJOR|NO_TRANS|TRANS                                CBLAS's
 
    What the machine has, and what follows from a constant above:
-   SEQPAR__(VL|MR|NR|SUMS)      a vector; tiles and sums are made of vectors
+   SEQPAR__(VL|MR|NR|SUMS)|STEP_SUMS  a vector; tiles and sums are made of vectors
    seqpar\.h:(13|14|16|64)        lanes of a row's sums; coefficients of exp
    SEQPAR__(AC|VOCAB_AHEAD)     a distance in the cache: what is read early
    ATTEND_(TILE|EXP)            lanes; what a cost is

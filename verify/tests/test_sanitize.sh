@@ -19,11 +19,7 @@ for demo in snippet 05_attention 10_loss_and_optimizer; do
     if $out/asan_$demo >$out/asan_$demo.txt 2>&1; then echo "ok asan_$demo"; passed=$((passed + 1))
     else echo "FAIL asan_$demo: $(grep -m 1 -E 'runtime error|Sanitizer' $out/asan_$demo.txt || tail -n 1 $out/asan_$demo.txt)"; failed=$((failed + 1)); fi
 done
-# a world of threads, leaks included; TEST_WAYS: one transport of two
-run asan "$asan" nccl_parts
-run asan "$asan" nccl TEST_WAYS=1
 run tsan "-fsanitize=thread" comm TEST_WAYS=1
-run tsan "-fsanitize=thread" nccl TEST_WAYS=1
 run tsan "-fsanitize=thread" bits TEST_WAYS=1 "TEST_ONLY=test_checkpoints(2+test_mlp_tiles(2+test_ways(0+test_ways(2, 0"
 if ! is_wanted valgrind_fold; then :
 elif command -v valgrind >/dev/null 2>&1; then

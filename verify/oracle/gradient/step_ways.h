@@ -262,14 +262,15 @@ static inline void block_step(const step_block *b, const way_factors *k, double 
 }
 
 /* The squared distance, in several sums that do not wait for each other. */
+enum { STEP_SUMS = 8 };
 static inline double block_distance(const double *x, const double *y, int64_t count) {
-    enum { SUMS = 8 };
-    double sums[SUMS] = {0};
+    double sums[STEP_SUMS] = {0};
     int64_t i = 0;
-    for (; i + SUMS <= count; i += SUMS)
-        for (int s = 0; s < SUMS; s++) sums[s] += (x[i + s] - y[i + s]) * (x[i + s] - y[i + s]);
+    for (; i + STEP_SUMS <= count; i += STEP_SUMS)
+        for (int s = 0; s < STEP_SUMS; s++)
+            sums[s] += (x[i + s] - y[i + s]) * (x[i + s] - y[i + s]);
     for (; i < count; i++) sums[0] += (x[i] - y[i]) * (x[i] - y[i]);
-    for (int s = 1; s < SUMS; s++) sums[0] += sums[s];
+    for (int s = 1; s < STEP_SUMS; s++) sums[0] += sums[s];
     return sums[0];
 }
 
