@@ -233,7 +233,7 @@ enum {
     SEQPAR_NCCL__GO,
     SEQPAR_NCCL__STOP,
     SEQPAR_NCCL__BYE,
-    SEQPAR_NCCL__REFUSED /* never sent: what was read found no memory */
+    SEQPAR_NCCL__REFUSED /* never sent: there was no memory for the items of a note */
 };
 #define SEQPAR_NCCL__MAGIC INT64_C(0x3163636e71657301)
 
@@ -360,7 +360,7 @@ typedef struct seqpar_nccl__end { /* one end of a message that waits for its oth
 typedef struct seqpar_nccl__referee {
     pthread_t thread;
     int listener;
-    /* met: ranks that have said HELLO; came: those accepted */
+    /* met: HELLO notes, also refused ones; came: ranks that are accepted */
     int64_t size, met, came, version;
     double connect_s, began;
     ncclUniqueId id;
@@ -548,7 +548,7 @@ static void seqpar_nccl__hear_rank(seqpar_nccl__referee *f, int64_t rank) {
                           (long long)rank);
 }
 
-/* Sends each rank the messages that were matched in this round, before the next round begins.
+/* Tells each rank which of its messages were matched in this round, before the next round begins.
    So all ranks launch messages in the same order. */
 static void seqpar_nccl__tell_ready(seqpar_nccl__referee *f) {
     for (int64_t r = 0; r < f->size; r++) {
@@ -598,7 +598,7 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     if (fd < 0) return;
     /* else TCP would delay the items of a note until the note itself is acknowledged */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    /* the other side is not a rank of seqpar */
+    /* no HELLO within 5 s: not a rank of seqpar, or too slow */
     if (!seqpar_nccl__readable(fd, 5000) || !seqpar_nccl__take_note(fd, &n, &f->items) ||
         n.kind != SEQPAR_NCCL__HELLO || n.magic != SEQPAR_NCCL__MAGIC) {
         close(fd);
@@ -804,8 +804,8 @@ static void seqpar_nccl__learn(seqpar_nccl__world *w, seqpar_status status, int6
     seqpar_nccl__abort_all(w);
 }
 
-/* For where no note can be sent: seqpar_nccl__tell, which hears what the referee sends, may be
-   in the middle of one. seqpar_nccl__progress sends it. */
+/* Records that memory was refused, and sends nothing: seqpar_nccl__tell may have sent half of a
+   note. seqpar_nccl__progress tells the referee. */
 static void seqpar_nccl__learn_memory(seqpar_nccl__world *w, const char *text) {
     if (w->news.status) return;
     seqpar_nccl__learn(w, SEQPAR_ERR_MEMORY, w->rank, text);
@@ -901,8 +901,9 @@ __attribute__((format(printf, 3, 4))) static void seqpar_nccl__fail(seqpar_nccl_
     seqpar_nccl__tell_news(w);
 }
 
-/* Returns the status that a call of this rank returns, and writes its text to *w->error. The
-   caller holds the lock. */
+/* Returns what a call of this rank returns, with its text in *w->error: failures of this rank and
+   deadlocks have their own status, those of other ranks SEQPAR_ERR_PEER. The caller holds the
+   lock. */
 static seqpar_status seqpar_nccl__status(seqpar_nccl__world *w) {
     const seqpar_error *n = &w->news;
     if (!n->status) return SEQPAR_OK;

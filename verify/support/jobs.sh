@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-# What test_headers.sh, test_headers_transports.sh and test_compiled.sh have in common, with $out set: jobs that compile, and what is said of them.
+# What test_headers.sh, test_headers_transports.sh and test_compiled.sh share: jobs that compile, some at a time, with ok or FAIL for each. Needs
+# $out exported, with a folder log and without a file jobs.
 passed=0 failed=0 skipped=0
 ok() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# Programs compile without a warning, as C and as C++, and each header of the trainers, of the program and of the oracle
-# compiles alone.
+# Demos compile without a warning as C and as C++, seqpar_verify.c as C, seqpar_cuda.cu as C++; each header in demos/trainer,
+# demos/program and verify/oracle compiles alone.
 cd "$(dirname "$0")/../.." || exit 1
 export out=build/test_compiled
 rm -rf $out; mkdir -p $out/log

@@ -77,7 +77,7 @@ static const char *ready_of(int64_t rank) {
 }
 
 static void expect_ready(int64_t rank, const char *want) {
-    test_expect(!strcmp(ready_of(rank), want), "rank %lld is to launch '%s', not '%s'",
+    test_expect(!strcmp(ready_of(rank), want), "rank %lld: launches '%s', expected '%s'",
                 (long long)rank, ready_of(rank), want);
 }
 
@@ -193,8 +193,7 @@ static void test_mismatched(void) {
 /* ---- who has ended, and who waits ---- */
 
 static void test_ends(void) {
-    lone_new(
-        4); /* what an ended rank left behind is nobody's trouble, nor what it sends itself */
+    lone_new(4); /* messages of an ended rank, also to itself, are no failure */
     post((message){.rank = 1, .peer = 3, .sends = 1});
     post((message){.rank = 3, .peer = 3, .sends = 1});
     seqpar_nccl__left(lone, 1, 1);
@@ -205,7 +204,7 @@ static void test_ends(void) {
     post((message){.rank = 0, .peer = 3, .request = 1, .step = 5, .name = "kv", .sends = 1});
     expect_ruled(SEQPAR_ERR_PEER, 0, "rank 0 waits in 'kv' step 5 for rank 3, which has ended");
     lone_free();
-    lone_new(3); /* twice ended is once; a goodbye is no death */
+    lone_new(3); /* a second end is ignored; BYE is not DIED */
     seqpar_nccl__left(lone, 2, 1);
     seqpar_nccl__left(lone, 2, 0);
     expect_ruled(SEQPAR_OK, 0, "");
@@ -312,7 +311,7 @@ static void test_rank_is_heard(void) {
     n.kind = SEQPAR_NCCL__POST;
     n.count = n.sends = 1;
     say(0, &n, &one);
-    test_expect(lone->blocked[0] == -1, "who begins something is not blocked");
+    test_expect(lone->blocked[0] == -1, "rank 0 stays blocked after it began a group");
     n.sends = 0;
     one.a = 0;
     n.request = 3;
@@ -324,10 +323,12 @@ static void test_rank_is_heard(void) {
     n = told(0, &items);
     test_expect(n.kind == SEQPAR_NCCL__GO && n.count == 1 && items.item[0].a == 12 &&
                     items.item[0].b == 0,
-                "rank 0 is told %lld of %lld", (long long)n.kind, (long long)n.count);
+                "rank 0 got note kind %lld with %lld items", (long long)n.kind,
+                (long long)n.count);
     n = told(1, &items);
     test_expect(n.kind == SEQPAR_NCCL__GO && n.count == 1 && items.item[0].a == 3,
-                "rank 1 is told %lld of %lld", (long long)n.kind, (long long)n.count);
+                "rank 1 got note kind %lld with %lld items", (long long)n.kind,
+                (long long)n.count);
     seqpar_nccl__tell_ready(lone);
     for (int r = 0; r < 3; r++)
         test_expect(told(r, &items).kind == -1, "rank %d is told something more", r);
@@ -463,12 +464,12 @@ static void test_gathers(void) {
     lone_new(3);
     lone->connect_s = 30;
     lone->began = clock_now - 30;
-    test_expect(!seqpar_nccl__gathers(lone), "all are there");
+    test_expect(!seqpar_nccl__gathers(lone), "waits although all have come");
     lone->met = 2;
     lone->seen[1] = 0;
-    test_expect(seqpar_nccl__gathers(lone) && !lone->stop.status, "30 of 30 s are not over");
+    test_expect(seqpar_nccl__gathers(lone) && !lone->stop.status, "gives up at 30 of 30 s");
     lone->began -= 0.5;
-    test_expect(!seqpar_nccl__gathers(lone), "30.5 of 30 s are not over");
+    test_expect(!seqpar_nccl__gathers(lone), "still waits at 30.5 of 30 s");
     expect_ruled(SEQPAR_ERR_TIMEOUT, 0,
                  "of 3 ranks, 1 did not come within 30 s; were they started, and can they "
                  "reach rank 0?");
@@ -1059,7 +1060,7 @@ static void test_dial(void) {
     close(fd);
     close(listener);
     test_expect(seqpar_nccl__dial("127.0.0.1", port, clock_now + 5, &code) == -1 && !code,
-                "nobody listens");
+                "connects although nobody listens");
     own_free(SEQPAR_OK, NULL);
     test_end("nccl_dial");
 }

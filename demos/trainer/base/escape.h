@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* escape.h - text of others (file names, keys, answers): what a terminal may show of it, and
- * whether it is UTF-8. */
+/* escape.h - untrusted text (file names, keys, answers): escaped for a terminal, and whether it
+ * is UTF-8. */
 #ifndef DEMO_ESCAPE_H
 #define DEMO_ESCAPE_H
 
 #include "seqpar.h"
 
-/* As errors of seqpar show such text (seqpar.h); returns out (size). */
+/* Escapes text as seqpar's errors do (seqpar__escape); returns out, which has `size` bytes. */
 static inline const char *demo_escape(char *out, int64_t size, const char *text) {
     return seqpar__escape(out, size, text);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* step_ways.h - the optimizer's step, computed rightly and with each known mistake, and
- * compared with the steps of the ranks (step.h has the formulas). */
+ * compared with the steps of the ranks (step.h has the formulas). A way is one variant of the
+ * step: the right one, one with a mistake, or the one clipped by the norm that ranks report. */
 #ifndef ORACLE_STEP_WAYS_H
 #define ORACLE_STEP_WAYS_H
 #include "norms.h"
@@ -106,7 +107,8 @@ static inline way_numbers way_begin(const dump_facts *f, const step_way *way, do
     return w;
 }
 
-/* Is the parameter a bias or of a norm, by its name? Most frameworks do not decay these. */
+/* Does the name say that this is a bias, or the weight of a LayerNorm or RMSNorm? Most
+   frameworks do not decay these. */
 static inline int is_vector(const char *parameter) {
     return strstr(parameter, "bias") || strstr(parameter, "norm") || strstr(parameter, "ln_");
 }
@@ -343,8 +345,8 @@ static inline int step_sizes_differ(dump *d, const char *parameter, const step_i
 
 /* ---- settings of one parameter ---- */
 
-/* Sets *to from metadata key.PARAMETER, which all files have, or none. own: 1 if they have it. 0,
-   or -1 with d->error. */
+/* Reads metadata key.PARAMETER into *to and sets *own to 1; if no file has it, both stay. Fails
+   unless all files agree. 0, or -1 with d->error. */
 static inline int param_setting(dump *d, const char *key, const char *parameter, double *to,
                                 int *own) {
     char name[512];
@@ -376,9 +378,9 @@ static inline int param_settings(dump *d, const char *parameter, step_inputs *in
                : 0;
 }
 
-/* Refuses settings of a parameter that no file has: a misspelt name would be passed over. */
-static inline int settings_are_of_parameters(dump *d) {
-    const seqpar_safetensors_file *file = d->ranks[0].file;
+/* settings_are_of_parameters, for one rank's file. */
+static inline int settings_of_rank(dump *d, int64_t rank) {
+    const seqpar_safetensors_file *file = d->ranks[rank].file;
     for (int64_t i = 0; i < seqpar_safetensors_metadata_count(file); i++) {
         const char *key = seqpar_safetensors_metadata_at(file, i)->key;
         const char *parameter = after_prefix(key, "lr.");
@@ -392,9 +394,17 @@ static inline int settings_are_of_parameters(dump *d) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata %.200s is of no parameter: tensor %.200s is in no file; "
                     "write the name as in param.NAME",
-                    d->ranks[0].path, key, name.text);
+                    d->ranks[rank].path, key, name.text);
         return -1;
     }
+    return 0;
+}
+
+/* Refuses settings whose parameter is in no file: a misspelt name would be passed over. 0, or -1
+   with d->error. */
+static inline int settings_are_of_parameters(dump *d) {
+    for (int64_t r = 0; r < d->world; r++)
+        if (settings_of_rank(d, r)) return -1;
     return 0;
 }
 
@@ -425,8 +435,8 @@ static inline int step_inputs_read(const step_norms *n, const char *parameter,
                : 0;
 }
 
-/* The limit of the squared distance. Gradients may have been rounded to 16 bits for the dump
-   only. */
+/* The largest squared distance that still matches. It allows for the dump's rounding: the
+   optimizer may have had gradients that were not rounded to 16 bits. */
 static inline double step_limit(const step_check *c, const step_match *m) {
     double limit = 4 * dump_rounding(c->n->d);
     if (limit < c->n->tolerance) limit = c->n->tolerance;
@@ -478,8 +488,8 @@ static inline int ranges_equal(const rank_match *x, const rank_match *y) {
            !memcmp(x->after, y->after, (size_t)x->p.count * sizeof *x->after);
 }
 
-/* Finds ways whose sums are those of another way, or of the rank before, which has a copy:
-   known[i]. from: where their sums are. */
+/* known[i]: the sums of way i need no computing. They are from[i]'s sums of way[i]: of an
+   earlier way with the same factors, or of the rank before, if its range is identical. */
 static inline void ways_known(const rank_match *m, const rank_match *last, int *known,
                               const rank_match **from, int *way) {
     int copy = ranges_equal(last, m);
