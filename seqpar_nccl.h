@@ -406,7 +406,8 @@ static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *
         seqpar_nccl__rule(f, status, recv->rank, "%s", wrong.text);
     } else if (!seqpar_nccl__append(&f->ready[send->rank], send->request, send->index) ||
                !seqpar_nccl__append(&f->ready[recv->rank], recv->request, recv->index))
-        seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for the order of messages");
+        seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0,
+                          "out of memory for the list of matched messages");
 }
 
 /* Matches this end with the other end of its message, or stores it until that is posted. Per
@@ -431,7 +432,7 @@ static void seqpar_nccl__match(seqpar_nccl__referee *f, const seqpar_nccl__end *
     }
     kept = SEQPAR_NCCL__NEW(seqpar_nccl__end, 1);
     if (!kept) {
-        seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for messages");
+        seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for unmatched messages");
         return;
     }
     *kept = *e;
@@ -500,7 +501,8 @@ static void seqpar_nccl__left(seqpar_nccl__referee *f, int64_t rank, int well) {
     else if (!well)
         seqpar_nccl__rule(
             f, SEQPAR_ERR_DIED, rank,
-            "rank %lld died without a word; nobody can wait for rank %lld, which has ended",
+            "rank %lld died and reported nothing (no rank waited for rank %lld, which has ended); "
+            "see its output",
             (long long)rank, (long long)rank);
 }
 
@@ -564,10 +566,11 @@ static void seqpar_nccl__tell_ready(seqpar_nccl__referee *f) {
 static const char *seqpar_nccl__unfit(const seqpar_nccl__referee *f, const seqpar_nccl__note *n,
                                       char text[256]) {
     if (n->size != f->size)
-        snprintf(text, 256,
-                 "rank %lld believes in a world of %lld ranks, rank 0 in one of %lld; start "
-                 "all with the same WORLD_SIZE",
-                 (long long)n->rank, (long long)n->size, (long long)f->size);
+        snprintf(
+            text, 256,
+            "rank %lld was started for a world of %lld ranks, rank 0 for one of %lld; start "
+            "all with the same WORLD_SIZE",
+            (long long)n->rank, (long long)n->size, (long long)f->size);
     else if (n->version != f->version)
         snprintf(text, 256,
                  "rank %lld runs NCCL %lld, rank 0 runs NCCL %lld; give all ranks the same "
@@ -631,10 +634,11 @@ static int seqpar_nccl__gathers(seqpar_nccl__referee *f) {
     for (int64_t r = 0; r < f->size && at < 180; r++)
         if (!f->seen[r])
             at += snprintf(missing + at, sizeof missing - (size_t)at, " %lld", (long long)r);
-    seqpar_nccl__rule(f, SEQPAR_ERR_TIMEOUT, 0,
-                      "of %lld ranks,%s did not come within %g s; were they started, and can "
-                      "they reach rank 0?",
-                      (long long)f->size, missing, f->connect_s);
+    seqpar_nccl__rule(
+        f, SEQPAR_ERR_TIMEOUT, 0,
+        "of %lld ranks these did not connect within %g s:%s; check that they were "
+        "started and can reach rank 0",
+        (long long)f->size, f->connect_s, missing);
     return 0;
 }
 
@@ -821,7 +825,8 @@ static void seqpar_nccl__lost(seqpar_nccl__world *w) {
     char text[128];
     if (w->socket >= 0) close(w->socket);
     w->socket = -1;
-    snprintf(text, sizeof text, "rank %lld waits for rank 0, which has ended",
+    snprintf(text, sizeof text,
+             "rank %lld lost its connection to rank 0, which has ended or cannot be reached",
              (long long)w->rank);
     if (!w->quiet) seqpar_nccl__learn(w, SEQPAR_ERR_PEER, w->rank, text);
     seqpar_nccl__rule_here(w, &w->news);
@@ -2066,6 +2071,7 @@ static void seqpar_nccl__say_goodbye(seqpar_nccl__world *w) {
     double began = SEQPAR_NCCL_SECONDS();
     seqpar_nccl__member *m;
     for (m = w->members; m; m = m->next) m->freed = 1;
+    if (w->untold) seqpar_nccl__tell_news(w);
     if (!w->news.status) seqpar_nccl__tell(w, &n, NULL);
     while (w->members && !w->news.status &&
            (w->limit_s < 0 || SEQPAR_NCCL_SECONDS() - began <= w->limit_s))

@@ -19,10 +19,10 @@
 #include "seqpar_safetensors.h"
 #include <sys/stat.h>
 #include "support/run_objective.h"
+#include "trainer/base/escape.h"
 #include "trainer/base/files.h"
 #include "support/layouts.h"
 #include "support/sampled_world.h"
-#include "trainer/base/escape.h"
 
 typedef struct {
     const char *name;

@@ -7,11 +7,11 @@
 
 #include <limits.h>
 #include <unistd.h>
+#include "trainer/base/escape.h"
 #include "trainer/base/files.h"
 #include "trainer/base/memory.h"
 #include "trainer/run/options.h"
 #include "trainer/base/shell.h"
-#include "trainer/base/escape.h"
 
 typedef struct {
     const char *name;

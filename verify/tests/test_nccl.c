@@ -90,8 +90,9 @@ static int counted_nanosleep(const struct timespec *time, struct timespec *left)
     return nanosleep(time, left);
 }
 
-static _Atomic size_t refused_bytes;    /* that were last asked for in vain */
-static _Atomic int64_t scarce, refused; /* this call is refused; 0: none. refused: it was */
+static _Atomic size_t refused_bytes; /* that were last asked for in vain */
+static _Atomic int64_t scarce;       /* this many calls from now one is refused; 0: none */
+static _Atomic int64_t refused;      /* it was */
 static void *frugal_malloc(size_t bytes) {
     if (scarce > 0 && --scarce == 0) {
         refused = 1;
@@ -693,8 +694,8 @@ static void places_new(place *places, int64_t count) {
 static const char *const scarce_texts[] = {"out of memory for a world",
                                            "out of memory for a referee of 3 ranks",
                                            "out of memory for 3 connections",
-                                           "out of memory for messages",
-                                           "out of memory for the order of messages",
+                                           "out of memory for unmatched messages",
+                                           "out of memory for the list of matched messages",
                                            "out of memory for messages that may start",
                                            "out of memory for a note of rank 0",
                                            "out of memory for a note of rank 1",
@@ -748,8 +749,8 @@ static int refuse_call(place *p, int64_t call, int by_id) {
     return is;
 }
 
-/* Which call is the first of all ranks' hangs on the threads' luck, so a sentence that did not
-   come is tried for again. */
+/* Threads decide in which order the ranks' calls come, so a sentence that no refused call led to
+   is tried for again. Which rank's note is refused is left to them. */
 static void test_scarce(void) {
     place p[RANKS];
     int seen[COUNT(scarce_texts) + 1] = {0}, missing = COUNT(scarce_texts);
@@ -1315,7 +1316,7 @@ static void test_mismatches(void) {
     places_new(p, 3);
     p[1].desc.size = 4;
     expect_places(p, 3, SEQPAR_ERR_WORLD,
-                  "rank 1 believes in a world of 4 ranks, rank 0 in one of 3");
+                  "rank 1 was started for a world of 4 ranks, rank 0 for one of 3");
     places_new(p, 3);
     p[2].desc.rank = 1;
     expect_places(p, 3, SEQPAR_ERR_WORLD, "two processes are rank 1");
@@ -1325,10 +1326,12 @@ static void test_mismatches(void) {
     expect_places(p, 2, SEQPAR_ERR_TRANSPORT, "has no CUDA device");
     test_end("nccl_no_device");
     places_new(p, 3);
-    expect_places(p, 2, SEQPAR_ERR_TIMEOUT, "of 3 ranks, 2 did not come within 120 s");
+    expect_places(p, 2, SEQPAR_ERR_TIMEOUT,
+                  "of 3 ranks these did not connect within 120 s: 2; check");
     test_end("nccl_a_rank_does_not_come");
     places_new(p, 5);
-    expect_places(p, 2, SEQPAR_ERR_TIMEOUT, "of 5 ranks, 2 3 4 did not come within 120 s");
+    expect_places(p, 2, SEQPAR_ERR_TIMEOUT,
+                  "of 5 ranks these did not connect within 120 s: 2 3 4; check");
     test_end("nccl_three_ranks_do_not_come");
     places_new(p, 2);
     expect_places(p + 1, 1, SEQPAR_ERR_FILE_OPEN, "rank 1 waited 120 s for rank 0 to write");

@@ -209,8 +209,10 @@ static void test_ends(void) {
     seqpar_nccl__left(lone, 2, 0);
     expect_ruled(SEQPAR_OK, 0, "");
     seqpar_nccl__left(lone, 1, 0);
-    expect_ruled(SEQPAR_ERR_DIED, 1,
-                 "rank 1 died without a word; nobody can wait for rank 1, which has ended");
+    expect_ruled(
+        SEQPAR_ERR_DIED, 1,
+        "rank 1 died and reported nothing (no rank waited for rank 1, which has ended); "
+        "see its output");
     seqpar_nccl__left(lone, 0, 0); /* the first failure counts */
     expect_ruled(SEQPAR_ERR_DIED, 1, NULL);
     lone_free();
@@ -392,8 +394,8 @@ static void test_let_in(void) {
     expect_unfit(n, "rank 3 runs NCCL 22808, rank 0 runs NCCL 22809; give all ranks the same "
                     "libnccl.so");
     n.size = 6;
-    expect_unfit(n, "rank 3 believes in a world of 6 ranks, rank 0 in one of 5; start all with "
-                    "the same WORLD_SIZE");
+    expect_unfit(n, "rank 3 was started for a world of 6 ranks, rank 0 for one of 5; start all "
+                    "with the same WORLD_SIZE");
     lone_free();
     test_end("nccl_let_in");
 }
@@ -460,7 +462,8 @@ static void test_seats(void) {
 }
 
 static void test_gathers(void) {
-    char want[400] = "of 200 ranks,";
+    char want[400] = "of 200 ranks these did not connect within 1 s:";
+    size_t head = strlen(want);
     lone_new(3);
     lone->connect_s = 30;
     lone->began = clock_now - 30;
@@ -470,9 +473,10 @@ static void test_gathers(void) {
     test_expect(seqpar_nccl__gathers(lone) && !lone->stop.status, "gives up at 30 of 30 s");
     lone->began -= 0.5;
     test_expect(!seqpar_nccl__gathers(lone), "still waits at 30.5 of 30 s");
-    expect_ruled(SEQPAR_ERR_TIMEOUT, 0,
-                 "of 3 ranks, 1 did not come within 30 s; were they started, and can they "
-                 "reach rank 0?");
+    expect_ruled(
+        SEQPAR_ERR_TIMEOUT, 0,
+        "of 3 ranks these did not connect within 30 s: 1; check that they were started "
+        "and can reach rank 0");
     lone_free();
     lone_new(200); /* as many as have room, each whole */
     lone->connect_s = 1;
@@ -480,9 +484,9 @@ static void test_gathers(void) {
     lone->met = 2;
     for (int r = 1; r < 200; r++) lone->seen[r] = 0;
     seqpar_nccl__gathers(lone);
-    for (int r = 1; strlen(want) - strlen("of 200 ranks,") < 180; r++)
+    for (int r = 1; strlen(want) - head < 180; r++)
         snprintf(want + strlen(want), sizeof want - strlen(want), " %d", r);
-    strcat(want, " did not come within 1 s; were they started, and can they reach rank 0?");
+    strcat(want, "; check that they were started and can reach rank 0");
     expect_ruled(SEQPAR_ERR_TIMEOUT, 0, want);
     lone_free();
     test_end("nccl_gathers");
@@ -720,7 +724,9 @@ static void test_lost(void) {
         test_expect(own->verdict.status == (quiet ? SEQPAR_OK : SEQPAR_ERR_PEER), "%s",
                     own->verdict.text);
         own_free(quiet ? SEQPAR_OK : SEQPAR_ERR_PEER,
-                 quiet ? NULL : "rank 1 waits for rank 0, which has ended");
+                 quiet ? NULL
+                       : "rank 1 lost its connection to rank 0, which has ended or "
+                         "cannot be reached");
     }
     test_end("nccl_lost");
 }
@@ -756,15 +762,16 @@ static void test_full_socket(void) {
     seqpar_nccl__tell(own, &n, items);
     free(items);
     own_disconnect();
-    own_free(SEQPAR_ERR_PEER, "rank 1 waits for rank 0, which has ended");
+    own_free(SEQPAR_ERR_PEER,
+             "rank 1 lost its connection to rank 0, which has ended or cannot be reached");
     test_end("nccl_full_socket");
 }
 
-/* A failure of this rank is told to the referee, also where that comes later. */
+/* A failure of this rank is told to the referee, also where no note can be sent at once. */
 static void test_failure_is_told(void) {
     seqpar_nccl__items items = {NULL, 0, 0};
     seqpar_nccl__note n;
-    for (int late = 0; late < 2; late++) {
+    for (int late = 0; late < 3; late++) { /* 2: when the world is closed */
         own_new();
         own_connect();
         if (late)
@@ -773,7 +780,10 @@ static void test_failure_is_told(void) {
             seqpar_nccl__fail(own, SEQPAR_ERR_MEMORY, "no memory for %d", 7);
         test_expect(seqpar_nccl__readable(line, 0) == !late, "it is told %s",
                     late ? "at once" : "late");
-        seqpar_nccl__progress(own);
+        if (late < 2)
+            seqpar_nccl__progress(own);
+        else
+            seqpar_nccl__say_goodbye(own);
         test_expect(seqpar_nccl__take_note(line, &n, &items) && n.kind == SEQPAR_NCCL__STOP &&
                         n.rank == 1 && n.status == SEQPAR_ERR_MEMORY &&
                         !strcmp(n.text, "no memory for 7"),

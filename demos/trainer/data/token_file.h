@@ -60,10 +60,10 @@
 #include <cjson/cJSON.h>
 #include <zlib.h>
 #include "trainer/base/error.h"
+#include "trainer/base/escape.h"
 #include "trainer/base/files.h"
 #include "trainer/base/memory.h"
 #include "seqpar.h"
-#include "trainer/base/escape.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "token files are used in place, which needs a little-endian machine"
