@@ -570,20 +570,23 @@ SLOW slow_complex slow_attend(const slow_inputs *a, int64_t i, int64_t h, slow_c
     const slow_complex *q = a->q + (i * s->heads + h) * s->head_dim;
     int64_t group = s->heads / s->kv_heads, first = h / group * s->head_dim;
     int64_t stride = s->kv_heads * s->head_dim;
-    slow_complex *score = slow_array(s->keys + 1); /* the last is the sink's */
-    for (int64_t j = 0; j < s->keys; j++)
-        score[j] = mask[j] ? slow_score(&a->extras, s->head_dim, q, a->k + j * stride + first)
-                           : -INFINITY;
-    score[s->keys] = a->sinks ? a->sinks[h] : -INFINITY;
-    slow_complex lse = slow_log_sum_exp(s->keys + 1, score);
-    for (int64_t e = 0; e < s->head_dim; e++) out[e] = 0;
+    int64_t *key = slow_allocate(s->keys, sizeof *key), count = 0; /* that the query sees */
+    slow_complex *score = slow_array(s->keys + 1);                 /* the last is the sink's */
     for (int64_t j = 0; j < s->keys; j++)
         if (mask[j]) {
-            double factor = dropout ? dropout[(h * s->queries + i) * s->keys + j] : 1;
-            slow_complex probability = cexp(score[j] - lse);
-            for (int64_t e = 0; e < s->head_dim; e++)
-                out[e] += factor * probability * a->v[j * stride + first + e];
+            key[count] = j;
+            score[count++] = slow_score(&a->extras, s->head_dim, q, a->k + j * stride + first);
         }
+    if (a->sinks) score[count] = a->sinks[h];
+    slow_complex lse = slow_log_sum_exp(count + (a->sinks != NULL), score);
+    for (int64_t e = 0; e < s->head_dim; e++) out[e] = 0;
+    for (int64_t n = 0; n < count; n++) {
+        double factor = dropout ? dropout[(h * s->queries + i) * s->keys + key[n]] : 1;
+        slow_complex probability = cexp(score[n] - lse);
+        for (int64_t e = 0; e < s->head_dim; e++)
+            out[e] += factor * probability * a->v[key[n] * stride + first + e];
+    }
+    free(key);
     free(score);
     return lse;
 }

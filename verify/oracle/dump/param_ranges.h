@@ -50,10 +50,18 @@ static inline void likeness_add(likeness *l, const likeness *more) {
     l->want_want += more->want_want;
 }
 
+/* The factor that brings factor want nearest to got; NaN where want is 0. */
+static inline double likeness_factor(const likeness *l) { return l->got_want / l->want_want; }
+
+/* |got - factor want|^2, but for rounding, which can make it less than 0. */
+static inline double likeness_squared(const likeness *l, double factor) {
+    return l->got_got - 2 * factor * l->got_want + factor * factor * l->want_want;
+}
+
 /* |got - factor want| / |factor want|; 0 where both are 0, NaN stays NaN. */
 static inline double distance_from(const likeness *l, double factor) {
     if (l->got_got == 0 && l->want_want == 0) return 0;
-    double squared = l->got_got - 2 * factor * l->got_want + factor * factor * l->want_want;
+    double squared = likeness_squared(l, factor);
     return sqrt(squared < 0 ? 0 : squared) / (fabs(factor) * sqrt(l->want_want));
 }
 

@@ -18,13 +18,11 @@ typedef struct factor_groups {
     int64_t rest;                       /* tensors in no group, see group_factors */
 } factor_groups;
 
-static inline double own_factor(const likeness *l) { return l->got_want / l->want_want; }
-
 /* law.noise is the error of the factor. The relative residual bounds it: noise that is
    independent of the gradient changes the factor by less than the noise's own length. */
 static inline law factor_law(const gradient_check *c, const likeness *like) {
-    double distance = distance_from(like, own_factor(like));
-    return (law){.got = own_factor(like),
+    double distance = distance_from(like, likeness_factor(like));
+    return (law){.got = likeness_factor(like),
                  .want = 1,
                  .sp = c->d->sp,
                  .dp = c->d->world / c->d->sp,
@@ -78,7 +76,7 @@ static inline void group_factors(gradient_check *c, factor_groups *g) {
         if (is_multiple(c, i, 1)) factor_group_add(c, g, i, 0);
     }
     for (int64_t i = 0; i < c->n && g->count < FACTOR_GROUPS; i++) {
-        double factor = own_factor(&c->each[i].like);
+        double factor = likeness_factor(&c->each[i].like);
         if (c->each[i].group >= 0 || c->each[i].like.got_got == 0 || factor == 0 ||
             !is_multiple(c, i, factor))
             continue;
@@ -207,13 +205,13 @@ static inline void say_group(const gradient_check *c, const factor_groups *g, in
                              verdict *v) {
     char text[200];
     group_text(c, group, text, sizeof text);
-    verdict_say(v, "x %.6g on %lld of %lld tensors: %s", own_factor(&g->of[group].like),
+    verdict_say(v, "x %.6g on %lld of %lld tensors: %s", likeness_factor(&g->of[group].like),
                 (long long)g->of[group].count, (long long)c->n, text);
 }
 
 /* Which is the first in the file that no factor explains? */
 static inline void say_rest(const gradient_check *c, const factor_groups *g, verdict *v) {
-    double factor = g->count ? own_factor(&g->of[1].like) : 1;
+    double factor = g->count ? likeness_factor(&g->of[1].like) : 1;
     for (int64_t i = 0; i < c->n; i++) {
         double distance = distance_from(&c->each[i].like, 1), other;
         if (c->each[i].group >= 0) continue;
@@ -252,7 +250,7 @@ static inline void judge_small_ones(gradient_check *c) {
     group_factors(c, &g);
     for (int group = 1; group <= g.count && !wrong; group++) {
         verdict one = {.kind = VERDICT_WRONG};
-        double off = fabs(own_factor(&g.of[group].like) - 1);
+        double off = fabs(likeness_factor(&g.of[group].like) - 1);
         name_group(c, &g.of[group], group, &one);
         wrong = group_shows(c, group) && (one.count || off > 10 * c->tolerance);
         if (!wrong) continue;

@@ -383,14 +383,14 @@ static inline int judge_want_shares(gradient_check *c, const share_rows *got) {
     }
     for (int i = 0; i < f.count && !status; i++) {
         likeness l = products_like(&s.products, f.form[i].w, f.shares);
-        double distance = distance_from(&l, own_factor(&l));
+        double distance = distance_from(&l, likeness_factor(&l));
         if (!(distance <= c->tolerance)) continue;
         if (f.form[i].scale)
-            name_own_scale(c, &f.form[i], own_factor(&l), v);
+            name_own_scale(c, &f.form[i], likeness_factor(&l), v);
         else if (f.form[i].groups > 0)
-            name_means_of(c, &f.form[i], own_factor(&l), distance, v);
+            name_means_of(c, &f.form[i], likeness_factor(&l), distance, v);
         else
-            name_lost(c, &f.form[i], own_factor(&l), v);
+            name_lost(c, &f.form[i], likeness_factor(&l), v);
     }
     share_rows_free(&want);
     return status ? -1 : v->count > 0;
@@ -417,10 +417,10 @@ static inline void judge_rank_shares(rank_shares *s, const share_products *p, in
     s->judged++;
     for (int64_t i = 0; i < shares; i++) even[i] = 1;
     l = products_like(p, even, shares);
-    s->even += distance_from(&l, own_factor(&l)) <= s->c->tolerance;
+    s->even += distance_from(&l, likeness_factor(&l)) <= s->c->tolerance;
     for (int i = 0; i < s->forms->count; i++) {
         other = products_like(p, s->forms->form[i].w, shares);
-        s->fit[i] += distance_from(&other, own_factor(&other)) <= s->c->tolerance;
+        s->fit[i] += distance_from(&other, likeness_factor(&other)) <= s->c->tolerance;
         likeness_add(&s->like[i], &other);
     }
 }
@@ -500,7 +500,7 @@ static inline int judge_own_shares(gradient_check *c, const share_rows *got) {
     rank_forms(&f, got, c->d);
     if (each_parameter(c->want, "grad.", add_rank_shares, &s)) return -1;
     for (int i = 0; i < f.count; i++) {
-        double right = own_factor(&s.like[i]), reduced = own_factor(&s.reduced);
+        double right = likeness_factor(&s.like[i]), reduced = likeness_factor(&s.reduced);
         if (!s.judged || s.fit[i] < s.judged || s.even == s.judged) continue;
         name_means_of(c, &f.form[i], reduced / right, distance_from(&s.like[i], right), v);
         verdict_say(v,
@@ -516,7 +516,7 @@ static inline int judge_own_shares(gradient_check *c, const share_rows *got) {
 static inline void judge_count(const gradient_check *c, const share_rows *got) {
     law_counts counts = {got->all, got->tokens, c->d->sp, c->d->world / c->d->sp,
                          c->d->accumulation};
-    double factor = own_factor(&c->all), off = distance_from(&c->all, factor);
+    double factor = likeness_factor(&c->all), off = distance_from(&c->all, factor);
     double by = got->all / factor;
     if (counts_tokens(&c->d->facts) && got->has_labels && off <= c->tolerance)
         law_name_count(&counts, law_whole(&counts, by, by * off), &c->s->v);

@@ -24,7 +24,7 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
                         c.all.want_want == 0 ? "all gradients are 0"
                                              : "a wanted gradient is NaN or Inf");
-        else if (distance_from(&c.all, c.all.got_want / c.all.want_want) <= c.tolerance)
+        else if (distance_from(&c.all, likeness_factor(&c.all)) <= c.tolerance)
             judge_factor(&c);
         else
             judge_factors(&c);
@@ -163,10 +163,10 @@ static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
         likeness_add(&c->like[r * ADDITIONS + what], &like);
         if ((what == ADDED_SEQUENCE || what == ADDED_REPLICAS) && some) continue;
         if (one.what < ADDITIONS ||
-            !(distance_from(&like, like.got_want / like.want_want) <= c->tolerance))
+            !(distance_from(&like, likeness_factor(&like)) <= c->tolerance))
             continue;
         one.what = what;
-        one.factor = like.got_want / like.want_want;
+        one.factor = likeness_factor(&like);
     }
     arrput(c->each, one);
     free(got);
@@ -192,7 +192,7 @@ static inline int add_reduced(void *user, const char *parameter) {
 /* Whether the rank's gradients are a multiple of that sum. */
 static inline int is_reduced(const reduction_check *c, int64_t rank, int what) {
     const likeness *l = &c->like[rank * ADDITIONS + what];
-    return distance_from(l, l->got_want / l->want_want) <= c->tolerance;
+    return distance_from(l, likeness_factor(l)) <= c->tolerance;
 }
 
 static const char *const added_texts[ADDITIONS] = {
@@ -340,7 +340,7 @@ static inline void judge_reduced_factor(const reduction_check *c, double factor,
    fewer ranks fit, too, the step shows nothing. */
 static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *s) {
     const likeness *l = &c->like[rank * ADDITIONS + ADDED_ALL];
-    double factor = l->got_want / l->want_want;
+    double factor = likeness_factor(l);
     int right = is_reduced(c, rank, ADDED_ALL), others;
     verdict *v;
     if (reduced_shows_nothing(c, rank, s)) return;

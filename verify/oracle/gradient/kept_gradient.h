@@ -25,7 +25,7 @@ static inline void kept_add(kept_gradient *k, const double *got, const double *w
    subtracted is within the limit. */
 static inline void kept_name(const kept_gradient *k, const dump *d, double tolerance,
                              verdict *v) {
-    double x = k->like.got_want / k->like.want_want;
+    double x = likeness_factor(&k->like);
     double away = k->like.got_got - x * k->like.got_want;
     double limit = tolerance * tolerance * k->squares;
     if (k->lacks || !(x > 0) || !(away <= limit) || !(k->like.got_got > 64 * limit)) return;

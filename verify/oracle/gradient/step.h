@@ -17,7 +17,7 @@
 /* Do the steps of all ranks match the way? NaN does not. */
 static inline int way_matches(const step_check *c, int way) {
     for (int64_t r = 0; r < c->n->d->world; r++)
-        if (!(c->of[r].away[way] <= step_limit(c, &c->of[r]))) return 0;
+        if (!(c->of[r].distance[way] <= step_limit(c, &c->of[r]))) return 0;
     return 1;
 }
 
@@ -36,14 +36,15 @@ static inline void step_total(const step_check *c, step_match *total) {
             sum[i] += ((const double *)&c->of[r])[i];
 }
 
-/* If rounding hides the right step, the made step shows nothing. But it is wrong if it is over
+/* If rounding hides the right step, the actual step shows nothing. But it is wrong if it is over
    twice as far off as rounding and tolerance allow together. */
 static inline int step_shows_nothing(const step_check *c, const step_match *m, verdict *v) {
-    const char *why = m->moved == 0 && m->wanted > 0
+    const char *why = m->step.got_got == 0 && m->step.want_want > 0
                           ? "no parameter moved, as after an overflow of fp16; dump a step "
                             "that was made"
-                      : m->wanted == 0 ? "no step is to be made: gradients or lr are 0"
-                      : m->wanted < 9 * m->rounding && m->away[0] <= 4 * step_limit(c, m)
+                      : m->step.want_want == 0 ? "no step is to be made: gradients or lr are 0"
+                      : m->step.want_want < 9 * m->rounding &&
+                              m->distance[0] <= 4 * step_limit(c, m)
                           ? "the step is lost in the rounding of parameters; dump the fp32 "
                             "ones that the optimizer keeps"
                           : NULL;
@@ -73,14 +74,14 @@ static inline double step_correction(const dump_facts *f, double t) {
     return sqrt(1 - pow(f->beta2, t)) / (1 - pow(f->beta1, t));
 }
 
-/* Whether the made update is by another factor than those bias corrections give. In bf16 noise
+/* Whether the actual update is by another factor than those bias corrections give. In bf16 noise
    is large, and lets several factors match; their mean over many elements is exact. */
 static inline int way_is_another_factor(const step_check *c, const step_way *way) {
     const dump_facts *f = &c->n->d->facts;
     step_match m;
     step_total(c, &m);
-    double x = m.updated_right / m.update, t = (double)f->step;
-    double off = 0.02 + sqrt(m.rounding / (m.update * m.elements));
+    double x = likeness_factor(&m.update), t = (double)f->step;
+    double off = 0.02 + sqrt(m.rounding / (m.update.want_want * m.elements));
     return !(fabs(x * step_correction(f, t) / step_correction(f, t + way->later) - 1) < off);
 }
 
@@ -90,8 +91,8 @@ static inline double way_distance(const step_check *c, int way) {
     double away = 0, right = 0;
     if (step_ways[way].decay == DECAY_VECTORS && !c->vectors) return INFINITY; /* one group */
     for (int64_t r = 0; r < c->n->d->world; r++) {
-        away += c->of[r].away[way];
-        right += c->of[r].away[0];
+        away += c->of[r].distance[way];
+        right += c->of[r].distance[0];
     }
     if (step_ways[way].later && away > 1e-6 * right &&
         way_is_another_factor(c, &step_ways[way]))
@@ -122,7 +123,7 @@ static inline void name_ways(const step_check *c, verdict *v) {
 }
 
 static inline int rank_is_unmoved(const step_match *m) {
-    return m->moved == 0 && m->wanted > 9 * m->rounding;
+    return m->step.got_got == 0 && m->step.want_want > 9 * m->rounding;
 }
 
 /* Names ranks that did not move at all, if all others made the right step. 1: named. */
@@ -131,7 +132,7 @@ static inline int name_unmoved_ranks(const step_check *c, verdict *v) {
     for (int64_t r = 0; r < c->n->d->world; r++) {
         int unmoved = rank_is_unmoved(&c->of[r]);
         if (unmoved && !count++) first = r;
-        if (!unmoved && !(c->of[r].away[0] <= step_limit(c, &c->of[r]))) return 0;
+        if (!unmoved && !(c->of[r].distance[0] <= step_limit(c, &c->of[r]))) return 0;
     }
     if (!count) return 0;
     verdict_name(v, mistake_named("shard_not_updated"));
@@ -142,14 +143,14 @@ static inline int name_unmoved_ranks(const step_check *c, verdict *v) {
     return 1;
 }
 
-/* The factor of the made step to the right one; NaN: no one factor fits all ranks. A wrong lr
+/* The factor of the actual step to the right one; NaN: no one factor fits all ranks. A wrong lr
    gives one, because decay and update are both proportional to lr. */
 static inline double step_factor(const step_check *c, const step_match *total) {
-    double x = total->along / total->wanted;
+    double x = likeness_factor(&total->step);
     for (int64_t r = 0; r < c->n->d->world; r++) {
         const step_match *m = &c->of[r];
-        double squared = m->moved - 2 * x * m->along + x * x * m->wanted;
-        if (!(squared <= (x * x > 1 ? x * x : 1) * step_limit(c, m))) return NAN;
+        if (!(likeness_squared(&m->step, x) <= (x * x > 1 ? x * x : 1) * step_limit(c, m)))
+            return NAN;
     }
     return x;
 }
@@ -157,8 +158,8 @@ static inline double step_factor(const step_check *c, const step_match *total) {
 static inline void name_factor(const step_check *c, const step_match *total, verdict *v) {
     const dump_facts *f = &c->n->d->facts;
     double x = step_factor(c, total), clip = clip_factor(f->max_norm, sqrt(c->n->all));
-    if (!(x > 0) || total->wanted < 9 * total->rounding) return;
-    if (c->own_settings)
+    if (!(x > 0) || total->step.want_want < 9 * total->rounding) return;
+    if (c->per_parameter)
         verdict_say(v, "it is %.6g times the right step, as with %.6g times each lr", x, x);
     else
         verdict_say(v, "it is %.6g times the right step, as with lr %.6g", x, x * f->lr);
@@ -176,24 +177,24 @@ static inline void name_factor(const step_check *c, const step_match *total, ver
 static inline int number_gives(const step_check *c, const step_match *total, double squared) {
     double limit = 0;
     for (int64_t r = 0; r < c->n->d->world; r++) limit += step_limit(c, &c->of[r]);
-    return squared <= limit && 16 * squared < total->away[0];
+    return squared <= limit && 16 * squared < total->distance[0];
 }
 
 /* Another weight decay gives the step, or none on some parameters. */
 static inline void name_decay(const step_check *c, const step_match *m, verdict *v) {
     const dump_facts *f = &c->n->d->facts;
-    double x = m->param > 0 ? m->decayed_param / m->param : 0; /* -lr weight_decay */
-    double away = m->decayed - 2 * x * m->decayed_param + x * x * m->param;
-    if (!c->own_settings && number_gives(c, m, away) && -x * f->lr > 0) {
+    double x = likeness_factor(&m->decay); /* -lr weight_decay */
+    if (!c->per_parameter && number_gives(c, m, likeness_squared(&m->decay, x)) &&
+        -x * f->lr > 0) {
         verdict_name(v, mistake_named("another_decay"));
         verdict_say(v, "weight decay %.6g gives it, where it is %.6g", -x / f->lr,
                     f->weight_decay);
-    } else if (c->lack && c->whole && !c->neither) {
+    } else if (c->undecayed_ranges && c->right_ranges && !c->wrong_ranges) {
         verdict_name(v, mistake_named("another_decay"));
         verdict_say(v,
                     "decay acts on all parameters but %s; if that is meant, write "
                     "weight_decay.NAME 0 for each into the metadata",
-                    c->spared);
+                    c->undecayed);
     }
 }
 
@@ -213,10 +214,11 @@ static inline int step_number_of(const dump_facts *f, double factor) {
 
 static inline void name_step_number(const step_check *c, const step_match *m, verdict *v) {
     const dump_facts *f = &c->n->d->facts;
-    double x = m->update > 0 ? m->updated_right / m->update : 0;
+    double x = likeness_factor(&m->update);
     int t = x > 0 ? step_number_of(f, x) : 0;
-    double away = m->updated - 2 * x * m->updated_right + x * x * m->update;
-    if (f->optimizer != DUMP_ADAMW || !t || !number_gives(c, m, away)) return;
+    if (f->optimizer != DUMP_ADAMW || !t ||
+        !number_gives(c, m, likeness_squared(&m->update, x)))
+        return;
     verdict_name(v, mistake_named("another_step_number"));
     say_step_number(f, t, v);
 }
@@ -228,9 +230,10 @@ static inline void judge_step(const step_check *c, stage *s) {
     verdict_say(v,
                 "%lld parameters moved by %.6g; %s would move them by %.6g, and the two are "
                 "%.3g apart (tolerance %g of it, and %.3g for rounding)",
-                (long long)c->parameters, sqrt(total.moved),
-                c->n->d->facts.optimizer == DUMP_SGD ? "SGD" : "AdamW", sqrt(total.wanted),
-                sqrt(total.away[0]), c->n->tolerance, sqrt(total.rounding));
+                (long long)c->parameters, sqrt(total.step.got_got),
+                c->n->d->facts.optimizer == DUMP_SGD ? "SGD" : "AdamW",
+                sqrt(total.step.want_want), sqrt(total.distance[0]), c->n->tolerance,
+                sqrt(total.rounding));
     if (step_shows_nothing(c, &total, v)) return;
     if (way_matches(c, 0)) {
         v->kind = VERDICT_RIGHT;
@@ -246,12 +249,12 @@ static inline void judge_step(const step_check *c, stage *s) {
     if (*c->first) verdict_say(v, "the first parameter with another step is %s", c->first);
 }
 
-/* spare: biases and norms do not decay. 0, or -1 with d->error. */
-static inline int try_step(stage *s, step_check *c, int spare) {
+/* vectors_skip_decay: biases and norms do not decay. 0, or -1 with d->error. */
+static inline int try_step(stage *s, step_check *c, int vectors_skip_decay) {
     dump *d = c->n->d;
-    c->spare = spare;
-    c->parameters = c->vectors = c->whole = c->lack = c->neither = 0;
-    *c->first = *c->spared = 0;
+    c->vectors_skip_decay = vectors_skip_decay;
+    c->parameters = c->vectors = c->right_ranges = c->undecayed_ranges = c->wrong_ranges = 0;
+    *c->first = *c->undecayed = 0;
     memset(c->of, 0, (size_t)d->world * sizeof *c->of);
     for (int64_t i = 0; i < d->world * STEP_WAYS; i++) {
         const step_way *way = &step_ways[i % STEP_WAYS];
@@ -259,7 +262,7 @@ static inline int try_step(stage *s, step_check *c, int spare) {
     }
     if (each_parameter(d, "after.", add_step, c)) return -1;
     if (c->parameters) judge_step(c, s);
-    if (c->parameters && spare)
+    if (c->parameters && vectors_skip_decay)
         verdict_say(&s->v,
                     "no decay acts on the %lld biases and norms, as most frameworks "
                     "have it",

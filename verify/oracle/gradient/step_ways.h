@@ -142,8 +142,8 @@ static inline void way_moments(const dump_facts *f, const step_way *way, int has
 /* vector: the parameter is a bias or of a norm. */
 static inline way_factors way_factors_of(const dump_facts *f, const step_way *way,
                                          const way_numbers *w, int vector, int has_moments) {
-    int spared = way->decay == DECAY_NONE || (way->decay == DECAY_VECTORS && !vector);
-    double decay = spared ? 0 : f->weight_decay;
+    int skipped = way->decay == DECAY_NONE || (way->decay == DECAY_VECTORS && !vector);
+    double decay = skipped ? 0 : f->weight_decay;
     way_factors k = {.clip = w->clip, .before = way->clip == CLIP_BEFORE};
     if (f->optimizer == DUMP_SGD) { /* the moment is the gradient, and the root is 1 */
         k.new_m = k.eps = 1;
@@ -171,28 +171,29 @@ static inline double way_step(const way_factors *k, element e) {
     return -k->update * m / (sqrt(v * k->square + k->eps_inside) + k->eps) - k->decay * e.p;
 }
 
-/* Sums of squares over one rank's elements. away: the way's step minus the made one;
-   from_right: the way's step minus the right one. */
+/* Sums over one rank's elements; doubles alone, so that ranks are added as arrays. The actual
+   step is after - param. */
 typedef struct step_match {
-    double away[STEP_WAYS], from_right[STEP_WAYS];
-    double wanted, moved, along, rounding; /* along: inner product of right and made step */
-    /* D = made step - right update is the part that decay made: sums of D^2, D param, param^2.
-       U = made step - right decay is the update: sums of U^2, U R, R^2, where R is the right
-       update. */
-    double decayed, decayed_param, param, updated, updated_right, update, elements;
+    double distance[STEP_WAYS];   /* squared, of the way's step from the actual one */
+    double from_right[STEP_WAYS]; /* squared, of the way's step from the right one */
+    likeness step;                /* got: the actual step, want: the right one */
+    likeness decay;               /* got: the actual step - the right update, want: param */
+    likeness update; /* got: the actual step - the right decay, want: the right update */
+    double rounding, elements;
 } step_match;
 
 typedef struct step_check {
     const step_norms *n;
-    step_match *of;       /* (world) */
-    way_numbers *numbers; /* (world, STEP_WAYS) */
-    int spare;            /* biases and norms do not decay, unless weight_decay.NAME is given */
-    int own_settings;     /* some parameter has an lr or a weight_decay of its own */
+    step_match *of;         /* (world) */
+    way_numbers *numbers;   /* (world, STEP_WAYS) */
+    int vectors_skip_decay; /* biases and norms do not decay, unless weight_decay.NAME is given */
+    int per_parameter;      /* some parameter has an lr or a weight_decay of its own */
     int64_t parameters, vectors;
-    char first[128];     /* parameter whose step is not the right one */
-    char spared[200];    /* parameters whose step is right but for the decay, which they lack */
-    int64_t whole, lack; /* ranks' parts whose step is right; that lack the decay alone */
-    int64_t neither;
+    char first[128];     /* the first parameter whose step is not the right one */
+    char undecayed[200]; /* names of parameters that lack the decay alone */
+    /* how many ranks' ranges of parameters have the right step, the right one but for a missing
+       decay, or another one */
+    int64_t right_ranges, undecayed_ranges, wrong_ranges;
 } step_check;
 
 /* One parameter's whole tensors. clipped: the sum of local gradients that were each clipped by
@@ -280,17 +281,13 @@ static inline double block_distance(const double *x, const double *y, int64_t co
 static inline void block_sums(const step_block *b, const dump_facts *f, double rounding,
                               step_match *to) {
     for (int64_t i = 0; i < b->count; i++) {
-        double p = b->p[i], moved = b->moved[i], right = b->right[i], after = moved + p;
+        double p = b->p[i], moved = b->moved[i], right = b->right[i], after = moved + p, actual;
         double decay = -f->lr * f->weight_decay * p, update = right - decay;
-        to->decayed += (moved - update) * (moved - update);
-        to->decayed_param += (moved - update) * p;
-        to->param += p * p;
-        to->updated += (moved - decay) * (moved - decay);
-        to->updated_right += (moved - decay) * update;
-        to->update += update * update;
-        to->wanted += right * right;
-        to->moved += moved * moved;
-        to->along += moved * right;
+        liken(&to->step, &moved, &right, 1);
+        actual = moved - update;
+        liken(&to->decay, &actual, &p, 1);
+        actual = moved - decay;
+        liken(&to->update, &actual, &update, 1);
         to->rounding += 2 * rounding * rounding * (after * after + p * p);
     }
     to->elements += (double)b->count;
@@ -305,7 +302,7 @@ static inline void block_match(step_block *b, const way_factors *factors, const 
         const double *step = i ? b->step : b->right;
         if (known[i]) continue;
         if (i) block_step(b, &factors[i], b->step);
-        to->away[i] += block_distance(b->moved, step, b->count);
+        to->distance[i] += block_distance(b->moved, step, b->count);
         to->from_right[i] += block_distance(step, b->right, b->count);
     }
 }
@@ -316,7 +313,7 @@ static inline int clip_locals(const step_norms *n, const char *parameter, step_i
     tensor_name name;
     local_sums l = {0};
     int found = local_sums_read(n->d, tensor_of(&name, "local.", parameter), NULL, &l);
-    double reducer = n->sum.got_want / n->sum.want_want;
+    double reducer = likeness_factor(&n->sum);
     if (found > 0 && l.count == in->grad.count)
         in->clipped = (double *)calloc((size_t)l.count + 1, sizeof *in->clipped);
     for (int64_t r = 0; in->clipped && r < n->d->world; r++) {
@@ -440,22 +437,23 @@ static inline int step_inputs_read(const step_norms *n, const char *parameter,
 static inline double step_limit(const step_check *c, const step_match *m) {
     double limit = 4 * dump_rounding(c->n->d);
     if (limit < c->n->tolerance) limit = c->n->tolerance;
-    return m->rounding + limit * limit * m->wanted;
+    return m->rounding + limit * limit * m->step.want_want;
 }
 
 /* Counts the parameter's step as right, as right but for a missing decay, or as neither. */
 static inline void note_decay(step_check *c, const step_match *m, const char *parameter) {
     double limit = step_limit(c, m);
-    size_t length = strlen(c->spared);
-    if (m->away[0] <= limit) {
-        c->whole++;
-    } else if (m->away[way_no_decay()] <= limit) {
-        c->lack++;
-        if (!strstr(c->spared, parameter) && length + strlen(parameter) + 3 < sizeof c->spared)
-            snprintf(c->spared + length, sizeof c->spared - length, "%s%s", length ? ", " : "",
-                     parameter);
+    size_t length = strlen(c->undecayed);
+    if (m->distance[0] <= limit) {
+        c->right_ranges++;
+    } else if (m->distance[way_no_decay()] <= limit) {
+        c->undecayed_ranges++;
+        if (!strstr(c->undecayed, parameter) &&
+            length + strlen(parameter) + 3 < sizeof c->undecayed)
+            snprintf(c->undecayed + length, sizeof c->undecayed - length, "%s%s",
+                     length ? ", " : "", parameter);
     } else {
-        c->neither++;
+        c->wrong_ranges++;
     }
 }
 
@@ -522,7 +520,7 @@ static inline void rank_match_add(const step_inputs *in, const rank_match *last,
         block_sums(&b, &in->facts, u, &m->of);
     }
     for (int i = 0; i < STEP_WAYS; i++) {
-        m->of.away[i] = from[i]->of.away[way[i]];
+        m->of.distance[i] = from[i]->of.distance[way[i]];
         m->of.from_right[i] = from[i]->of.from_right[way[i]];
     }
 }
@@ -541,7 +539,7 @@ static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
     if (rank_match_read(d, t, in, &m)) return -1;
     for (int i = 0; i < STEP_WAYS; i++) m.factors[i] = step_factors(c, rank, i, in);
     rank_match_add(in, last, dtype_rounding(t->dtype), &m);
-    if (!*c->first && !(m.of.away[0] <= step_limit(c, &m.of)))
+    if (!*c->first && !(m.of.distance[0] <= step_limit(c, &m.of)))
         snprintf(c->first, sizeof c->first, "%s", parameter);
     note_decay(c, &m.of, parameter);
     for (size_t i = 0; i < sizeof m.of / sizeof *sum; i++) all[i] += sum[i];
@@ -558,8 +556,8 @@ static inline int add_step(void *user, const char *parameter) {
     if (!status && in.param.values && in.grad.values) {
         c->parameters++;
         c->vectors += in.vector && !in.own_decay;
-        c->own_settings |= in.own_lr || in.own_decay;
-        if (c->spare && in.vector && !in.own_decay) in.facts.weight_decay = 0;
+        c->per_parameter |= in.own_lr || in.own_decay;
+        if (c->vectors_skip_decay && in.vector && !in.own_decay) in.facts.weight_decay = 0;
         for (int64_t r = 0; !status && r < c->n->d->world; r++)
             status = match_rank(c, r, parameter, &in, &last);
     }

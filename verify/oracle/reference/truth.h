@@ -364,8 +364,6 @@ static inline int compare_gradients(const truth *t, const double *got, const dou
     return 0;
 }
 
-static inline double best_factor(const likeness *l) { return l->got_want / l->want_want; }
-
 /* Tries one mistake. 1: its gradient times *factor is the dump's, and is no multiple of the
    right one; 0: not so; -1 with d->error. */
 static inline int try_gradient(truth *t, gradient_check *c, const double *right,
@@ -377,14 +375,14 @@ static inline int try_gradient(truth *t, gradient_check *c, const double *right,
         return -1;
     from_right = c->all;
     if (compare_gradients(t, t->got, t->exact.gradient, c)) return -1;
-    *factor = best_factor(&c->all);
+    *factor = likeness_factor(&c->all);
     none = square(t->gradient_limit) * from_right.want_want;
     if (from_right.got_got <= none && c->all.got_got <= none) { /* both cancel to about 0 */
         *factor = 1;
         return 1;
     }
     return distance_from(&c->all, *factor) <= t->gradient_limit && c->all.want_want > 0 &&
-           distance_from(&from_right, best_factor(&from_right)) > 2 * t->gradient_limit;
+           distance_from(&from_right, likeness_factor(&from_right)) > 2 * t->gradient_limit;
 }
 
 /* Sets the log-probs that a mistake's seeds are made of: the dump's or, without these, those of
@@ -651,7 +649,7 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
                                        const seed_set *seeds) {
     gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};
     int status = compare_gradients(t, t->got, right, &c) ? -1 : 0;
-    double factor = best_factor(&c.all), distance = distance_from(&c.all, 1), angles = 0;
+    double factor = likeness_factor(&c.all), distance = distance_from(&c.all, 1), angles = 0;
     if (!status && c.n && !s->judged && !(distance <= c.tolerance))
         status = angles_gradient(t, right, seeds, &angles);
     if (t->ratio == 0x1p-15) c.tolerance = t->gradient_limit += angles;

@@ -353,7 +353,7 @@ static inline void put_bar(const chart *c, int64_t i, double y) {
             ": %.3g away</title></rect><text class=\"pale\" x=\"%.1f\" y=\"%.0f\">%.2g, \u00d7 "
             "%.4g</text>\n",
             distance, CHART_LEFT + CHART_WIDE + 10.0, y + 11, distance,
-            one->like.got_want / one->like.want_want);
+            likeness_factor(&one->like));
 }
 
 static inline void put_chart_grid(const chart *c, double bottom) {
