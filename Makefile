@@ -22,7 +22,7 @@ SUITES = lessons absence refusals refused cuda gpu_script headers headers_transp
 # The same in parts, for those who work on one: the core is the rest.
 ON_DEVICES = cuda gpu_script headers_transports sanitize_nccl nccl nccl_parts nccl_gpus train_nccl transport mpi hosts processes
 OF_ORACLE = lessons compiled workflow oracle oracle_reports oracle_manual oracle_bar oracle_refused oracle_scarce gallery $(DUMPS) references python pip wheel parsers fuzz
-OF_TRAINERS = readme memory definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input refused runs certificate kills sizes reward token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs sanitize_trainers
+OF_TRAINERS = readme memory smallest definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input refused runs certificate kills sizes reward token_file option_parser data_documents data_files data_pairs arith plot_progress rollout dry_run logs sanitize_trainers
 OF_CORE = $(filter-out $(ON_DEVICES) $(OF_ORACLE) $(OF_TRAINERS),$(SUITES))
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab

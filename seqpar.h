@@ -4188,8 +4188,9 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
                            "sequence_parallel_size is %lld; give at most %lld",
                            (long long)sp_size, (long long)INT32_MAX);
     if (sp_rank < 0 || sp_rank >= sp_size)
-        return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld",
-                           (long long)sp_rank, (long long)sp_size);
+        return seqpar_fail(error, SEQPAR_ERR_RANK,
+                           "sp_rank is %lld; with sequence_parallel_size %lld give 0 to %lld",
+                           (long long)sp_rank, (long long)sp_size, (long long)sp_size - 1);
     for (int64_t i = 0; i < row_count; i++)
         SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
     return seqpar__check_rising(error, rows, row_count,
@@ -4722,9 +4723,9 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    finds a deadlock exactly: all ranks that have not ended wait, and no copy is under way.
    ========================================================================================== */
 
-/* On a queue, the two ends of a message must be in the same group: same number, name and step.
-   The sender adds a hash of these and the receiver subtracts it. If the sum over all ranks is
-   not 0, two ends differ. */
+/* On a queue, both ends of a message must be in groups of the same number, name and step
+   (>>api, Queues). The sender adds a hash of these and of both ranks, the receiver subtracts
+   it. If the sum over all ranks is not 0, two ends differ. */
 static void seqpar__count_queue_group(seqpar_comm *comm, const seqpar_group *g) {
     uint64_t about = seqpar__mix((uint64_t)comm->queue_groups++), pair;
     for (const char *c = g->name; *c; c++) about = seqpar__mix(about + (unsigned char)*c);
@@ -4792,9 +4793,9 @@ static seqpar_status seqpar__exchange(seqpar_comm *comm, const seqpar_group *gro
     return seqpar_comm_wait(comm, &request, queue);
 }
 
-/* The messages of a group, while they are listed. */
+/* A group's lists of messages while they are filled. */
 typedef struct seqpar__messages {
-    seqpar_transfer *sends, *recvs; /* as long as the caller says */
+    seqpar_transfer *sends, *recvs; /* lengths: see seqpar__messages_new */
     int64_t send_count, recv_count;
 } seqpar__messages;
 
@@ -4933,13 +4934,12 @@ SEQPAR_DEF seqpar_status seqpar_comm_mismatch(seqpar_error *error, const seqpar_
     SEQPAR_NEED(error, "m", m);
     SEQPAR_NEED(error, "m->name, m->sent_name", m->name, m->sent_name);
     if (m->sent_step != m->step || strcmp(m->sent_name, m->name))
-        return seqpar_fail(
-            error, SEQPAR_ERR_STEP,
-            "rank %lld is in '%s' step %lld, but what comes from rank %lld is of "
-            "'%s' step %lld; all ranks must make the same calls in the same "
-            "order",
-            (long long)m->to, m->name, (long long)m->step, (long long)m->from, m->sent_name,
-            (long long)m->sent_step);
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "rank %lld is in '%s' step %lld, but rank %lld sent a message of "
+                           "'%s' step %lld; all ranks must make the same calls in the same "
+                           "order",
+                           (long long)m->to, m->name, (long long)m->step, (long long)m->from,
+                           m->sent_name, (long long)m->sent_step);
     return seqpar_fail(error, SEQPAR_ERR_MESSAGE_SIZE,
                        "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
                        m->name, (long long)m->step, (long long)m->from,
@@ -4962,7 +4962,7 @@ typedef struct seqpar__self {
     seqpar_comm comm;
     seqpar_error error;
     struct seqpar__self *world;
-    int aborted; /* of the world */
+    int aborted; /* used in *world only */
 } seqpar__self;
 
 static seqpar_comm *seqpar__self_new(seqpar_error *error);
@@ -5046,7 +5046,8 @@ enum seqpar__message_state {
 typedef struct seqpar__message {
     struct seqpar__message *next; /* in the inbox of its receiver */
     uint64_t comm_id;
-    int64_t from, to, sequence; /* world ranks; counts messages of (comm, from, to) */
+    int64_t from, to; /* world ranks */
+    int64_t sequence; /* counts messages of (comm, from, to); if WRONG: the expected bytes */
     void *data;
     int64_t bytes;
     const char *name; /* of its group; if WRONG, name, bytes and step are the sender's */
@@ -5074,8 +5075,8 @@ typedef struct seqpar__hub {
     pthread_mutex_t lock;
     seqpar__seat *seats;
     int64_t size;
-    int aborted, died; /* died: 1 + a rank that died */
-    seqpar_status status;
+    int aborted, died;    /* died: 1 + a rank that died; 0: none */
+    seqpar_status status; /* status, rank, text: the first error of the world */
     int64_t rank;
     char text[512];
 } seqpar__hub;
@@ -5085,7 +5086,8 @@ typedef struct seqpar__member { /* state of a comm */
     seqpar__hub *hub;
     uint64_t id;
     int64_t splits;
-    int64_t *world_rank, *sent, *received; /* (size) */
+    /* (size) for each rank of the comm: its world rank; sends to it, receives from it so far */
+    int64_t *world_rank, *sent, *received;
 } seqpar__member;
 
 static int64_t seqpar__world_rank(const seqpar__member *m) {
@@ -5197,7 +5199,7 @@ static seqpar__message *seqpar__awaited(const seqpar__seat *seat, const seqpar__
     return NULL;
 }
 
-/* Locked; unlocks while it copies. A rank is woken only when its whole request is complete. */
+/* Locked; unlocks while it copies. Wakes a rank when its request is complete or mismatched. */
 static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__message *recv) {
     seqpar__hub *hub = m->hub;
     int64_t ends[2];
@@ -5351,7 +5353,7 @@ static void seqpar__threads_free(seqpar_comm *comm) {
 
 static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error);
 /* Makes a comm of the ranks of one color, in order of (key, rank). An all-gather gives every
-   rank all colors and keys, so each computes the members of its new comm alone. The id tells
+   rank all colors and keys, from which it computes the ranks of its new comm. The id tells
    messages of this comm from those of other comms. */
 static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int64_t key,
                                            seqpar_comm **sub) {
@@ -5522,7 +5524,7 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
     if (ranks == 1) return seqpar__run_self(fn, user, error);
 #ifdef SEQPAR_NO_THREADS
     return seqpar_fail(error, SEQPAR_ERR_RANKS,
-                       "%lld ranks need threads; this build has SEQPAR_NO_THREADS",
+                       "%lld ranks need threads; build without SEQPAR_NO_THREADS or run 1",
                        (long long)ranks);
 #else
     return seqpar__run_hub(ranks, fn, user, error);
@@ -5544,16 +5546,16 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
    If hashes differ, a second exchange finds which setting differs (rows, layout, window, ...)
    and on which rank. A single rank exchanges nothing.
 
-   A step allocates buffers of the same sizes as the step before. So a freed buffer is cached,
-   and the next allocation of the same size takes it. Cached and used memory together never
-   exceed the peak of used memory.
+   A step allocates buffers of the same sizes as the step before. So the context caches freed
+   buffers, and the next allocation of the same size takes one. Cached and used memory together
+   never exceed the peak of used memory. A device with a queue (GPU) caches them itself.
    ========================================================================================== */
 
 /* Something that must be equal on all ranks of a comm. */
 typedef struct seqpar__setting {
     const char *name;
     int64_t value;
-    int digest; /* 1: the value is a hash, not to be shown */
+    int digest; /* 1: a hash or the bits of a double, which messages do not show */
 } seqpar__setting;
 
 static int64_t seqpar__setting_real(double x) { /* so that numbers are compared by their bits */
@@ -5641,16 +5643,16 @@ static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
     volatile double up = one + small, down = one - small, rest = third * third - product;
     if (!(denormal > 0))
         return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC,
-                           "this process flushes denormal numbers to 0, so its bits are not "
-                           "those of others; link without -ffast-math and -Ofast, or clear FTZ "
-                           "and DAZ before a context is opened");
+                           "this process flushes denormal numbers to 0, so its bits differ "
+                           "from those of other processes; link without -ffast-math and "
+                           "-Ofast, or clear FTZ and DAZ before a context is opened");
     if (up != one || down != one)
         return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC,
                            "this process does not round to nearest; call "
                            "fesetround(FE_TONEAREST) before a context is opened");
     if (rest != 0)
         return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC,
-                           "this build fuses products with sums where it is not told to; "
+                           "this build fuses products and sums that the source keeps apart; "
                            "compile the implementation without -ffp-contract=fast");
     return SEQPAR_OK;
 }
@@ -5663,8 +5665,8 @@ static seqpar_status seqpar__check_operations(seqpar_error *error, const seqpar_
     SEQPAR_DEVICE_OPS(SEQPAR__X)
 #undef SEQPAR__X
     return missing ? seqpar_fail(error, SEQPAR_ERR_DEVICE,
-                                 "the device '%s' has no operation %s; every line of "
-                                 "SEQPAR_DEVICE_OPS needs one",
+                                 "the device '%s' has no operation %s; set a function for "
+                                 "every line of SEQPAR_DEVICE_OPS",
                                  d->name, missing)
                    : SEQPAR_OK;
 }
@@ -5680,8 +5682,8 @@ static seqpar_status seqpar__check_claim(const seqpar_ctx *ctx, const seqpar_com
                            device->name);
     if (world->contexts && world->device != device)
         return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
-                           "the device '%s' is not that of a context which is open on the same "
-                           "world; give both one device, or close the other first",
+                           "another context is open on this world with a device other than "
+                           "'%s'; open both with one device, or close the other context first",
                            device->name);
     return SEQPAR_OK;
 }
@@ -5731,7 +5733,8 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
     return SEQPAR_OK;
 }
 
-static void seqpar__cache_free(seqpar_ctx *ctx, int64_t leave) { /* the oldest go first */
+/* Frees the oldest cached buffers until at most `leave` bytes are cached. */
+static void seqpar__cache_free(seqpar_ctx *ctx, int64_t leave) {
     int64_t n = 0;
     while (ctx->kept_bytes > leave) {
         ctx->device->free(ctx->device, ctx->kept[n].data);
@@ -5755,7 +5758,7 @@ static void *seqpar__cache_take(seqpar_ctx *ctx, int64_t bytes) {
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     SEQPAR_MUST("ctx", ctx);
     if (ctx->device) seqpar__cache_free(ctx, 0);
-    /* another context of this world may still send from device memory */
+    /* keep world->device while another open context may send from device memory */
     if (ctx->world && --ctx->world->contexts == 0) ctx->world->device = NULL;
     /* wait for the last kernels, so that their error is recorded before the rank ends */
     (void)seqpar_device_settle(ctx->device, ctx->queue);
@@ -5778,13 +5781,14 @@ static seqpar_status seqpar__pool_new(seqpar_ctx *ctx, seqpar_buffer *buffer, in
     seqpar_device *d = ctx->device;
     if (!d->pool_alloc || !d->pool_free || !d->move || !d->moved)
         return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
-                           "nothing can be offloaded from the device '%s', which has no second "
-                           "pool; leave it where it is",
+                           "the device '%s' has no second memory pool to offload to; offload "
+                           "nothing, or use a device that has one",
                            d->name);
     buffer->data = d->pool_alloc(d, bytes);
     if (!buffer->data)
         return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
-                           "out of memory: %lld bytes to offload from device %s (%lld there)",
+                           "out of memory: %lld bytes to offload from device %s (%lld are "
+                           "offloaded already)",
                            (long long)bytes, d->name,
                            (long long)ctx->memory.now[SEQPAR_MEM_OFFLOADED]);
     buffer->bytes = bytes;
@@ -5853,7 +5857,7 @@ static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
 
    The forward plan of rank 0 of 3 in a ring that runs upwards, from rank r to r + 1:
 
-       SHIFT    slot 0 to rank 1, slot 1 from rank 2      slot 0: the own keys
+       SHIFT    slot 0 to rank 1, slot 1 from rank 2      slot 0: keys of rank 0
        COMPUTE  own queries x slot 0, keys of rank 0      meanwhile the bytes travel
        WAIT
        SHIFT    slot 1 to rank 1, slot 2 from rank 2
@@ -5861,9 +5865,9 @@ static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
        WAIT
        COMPUTE  own queries x slot 2, keys of rank 1
 
-   In backward, RETURN follows each COMPUTE with another rank's keys. It sends this rank's
-   contributions to their dk and dv straight to their owner. FOLD waits for the contributions
-   that other ranks return to this one, and sums them.
+   In backward, RETURN follows each COMPUTE with another rank's keys. It sends the nodes of dk
+   and dv that this rank computed for these keys straight to their owner. FOLD waits for the
+   nodes that other ranks return to this one, and sums them.
 
    SP ranks are a grid of positions and members. Members exchange tokens for heads (Ulysses);
    positions pass keys round (ring) or gather them (llama3). 2D is both.
@@ -5873,7 +5877,7 @@ static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
    ranks below a zigzag rank need all of its keys; the ranks above it need only the early half.
    A ring that runs downwards, from rank r to r - 1, reaches the ranks below first, and the late
    half stops at position 0: a quarter of all bytes is never sent. Contiguous and stripe run
-   upwards. With contiguous, a causal mask then saves half of the bytes, and a window more.
+   upwards. With contiguous, a causal mask then saves half of the bytes; a window saves more.
    ========================================================================================== */
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
@@ -5899,7 +5903,8 @@ static void seqpar__plan_fold(seqpar_plan *plan, int64_t s) {
     o->buffer = (int32_t)(s % 2);
 }
 
-/* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
+/* Request numbers, here and in seqpar__plan_llama3: SHIFT or GATHER of step s is s, its RETURN
+   is steps + s. In a ring, steps is ring_size. */
 static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads, int64_t stride) {
     int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on;
     int64_t first = plan->count;
@@ -6018,13 +6023,13 @@ static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
     if (u > d->kv_heads && !d->ulysses_replicate)
         return seqpar_fail(error, SEQPAR_ERR_ULYSSES,
                            "ulysses_size %lld is more than the %lld kv_heads; use at most "
-                           "%lld, a ring for the rest, or ulysses_replicate",
+                           "%lld (positions then form a ring), or ulysses_replicate",
                            (long long)u, (long long)d->kv_heads,
                            (long long)seqpar__gcd(d->sp_size, d->kv_heads));
     if (u > d->kv_heads && u % d->kv_heads)
         return seqpar_fail(error, SEQPAR_ERR_ULYSSES,
-                           "ulysses_size %lld is no multiple of the %lld kv_heads; replication "
-                           "needs equal numbers of copies",
+                           "ulysses_size %lld is no multiple of the %lld kv_heads; "
+                           "ulysses_replicate needs a multiple",
                            (long long)u, (long long)d->kv_heads);
     plan->ulysses_size = u;
     plan->member = d->sp_rank % u;
@@ -6043,8 +6048,10 @@ static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_d
                            "sequence_parallel_size is %lld; give at least 1",
                            (long long)d->sp_size);
     if (d->sp_rank < 0 || d->sp_rank >= d->sp_size)
-        return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld",
-                           (long long)d->sp_rank, (long long)d->sp_size);
+        return seqpar_fail(error, SEQPAR_ERR_RANK,
+                           "sp_rank is %lld; with sequence_parallel_size %lld give 0 to %lld",
+                           (long long)d->sp_rank, (long long)d->sp_size,
+                           (long long)d->sp_size - 1);
     if (d->kv_heads <= 0)
         return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1",
                            (long long)d->kv_heads);
@@ -6107,8 +6114,8 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 /* =============================================================================================
    >>attn  attention over ranks: overview and structures
 
-   These chapters compute the attention of this rank's queries over all keys that they see, on
-   whichever rank the keys lie, and its gradients. seqpar_attn_open prepares masks, sums and
+   These chapters compute attention and its gradients. This rank's queries attend to all keys
+   that they see; any rank may hold these keys. seqpar_attn_open prepares masks, sums and
    messages on the host. Forward and backward then run a plan (>>plan), which only moves bytes
    and calls the device.
 
@@ -6131,10 +6138,10 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
    is a set of ranks, its members. Together they hold its tokens; each computes some of the
    heads for all of these tokens. Without Ulysses, a position is one rank.
 
-   .relaxed is the baseline for speed: the usual ring attention, on the same kernels. Each query
-   has one running state. The keys of each source are added to it as they arrive, in tiles that
-   ignore cells. The result satisfies the error rule. Against this baseline, equal bits cost a
-   few per cent with cells of at least 96 tokens (make bench).
+   seqpar_attn_desc.relaxed selects the baseline for speed: the usual ring attention, on the
+   same kernels. Each query has one running state. The keys of each source are added to it as
+   they arrive, in tiles that ignore cells. The result satisfies the error rule. Equal bits take
+   a few per cent more time than this baseline, with cells of at least 96 tokens (make bench).
    ========================================================================================== */
 
 /* [begin, end): token positions that a piece's queries see, or rows of a share. */
@@ -6159,7 +6166,7 @@ typedef struct seqpar__attn_step {
 } seqpar__attn_step;
 
 /* For a user's kernel: the pieces in rows [begin, begin + tokens) of a share, with neighbours
-   joined. pairs: the number of pairs (q, k) where q is a query of this rank, k is a key in
+   joined. pairs: the number of pairs (q, k) where q is a query of this position, k is a key in
    these pieces, and q sees k. */
 typedef struct seqpar__joined {
     seqpar_piece *pieces;
@@ -6170,7 +6177,8 @@ struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
     int64_t size, rank;                  /* positions of the ring; this rank's position */
     int64_t heads, kv_heads, head_begin; /* of this member; head_begin: its first query head */
-    int64_t ring_requests; /* of the ring, in a backward; the second half return dk and dv */
+    /* requests of the backward plan, without HEADS and TOKENS; the second half are RETURNs */
+    int64_t ring_requests;
     /* (ulysses_size) shares of the position's members; parts[member] is this rank's */
     seqpar_share *parts;
     /* (ulysses_size + 1) first row of each member's tokens in the buffer that HEADS fills */
@@ -6193,14 +6201,15 @@ struct seqpar_attn {
     /* (size) rows of dk and dv that are received from position q; that are sent to it. A row is
        head_dim elements of each head */
     int64_t *return_elements, *outbox_elements;
-    int64_t query_slots, key_slots; /* slots in the store for each query piece; key piece */
-    int64_t depth;                  /* of the stack that programs need */
+    /* slots in `store` for each query piece; slots in `pending` (>>exec) for each key piece */
+    int64_t query_slots, key_slots;
+    int64_t depth; /* of the stack that programs need */
     int32_t *visible_begin, *visible_end;
-    seqpar__joined
-        *runs; /* (size + 1) user's kernel: each source's keys; last, this rank's queries */
+    /* (size + 1) user's kernel: each source's keys; last, this position's queries */
+    seqpar__joined *runs;
     seqpar_fold_op *free_ops; /* where the next program is written */
     int64_t free_op_count;
-    void *lists; /* all memory that is freed with the attention */
+    void *lists; /* the memory that seqpar__list_free frees, all at once */
 };
 
 /* Whether one step has the keys of all positions (llama3). In a ring each step has the keys of
@@ -6225,7 +6234,7 @@ SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
    of keys travel in a ring, and which rows of each source a user's kernel gets. An example:
 
        pieces in order of leaves   0  1  2  3  4  5        causal, window of two pieces
-       keys of query piece 4             2  3  4           a range between two numbers
+       keys of query piece 4             2  3  4           each is one range of numbers
        queries of key piece 2            2  3  4
    ========================================================================================== */
 
@@ -6256,8 +6265,8 @@ static void seqpar__token_visible(const seqpar_row *row, int64_t token,
     if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
 }
 
-/* Neither end of a token's range falls when the token rises. So a piece's range goes from the
-   begin of its first token's range to the end of its last token's. */
+/* Later tokens have ranges that begin and end no earlier. So a piece's range begins where its
+   first token's range begins, and ends where its last token's range ends. */
 static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p,
                                            const seqpar_attn_desc *mask) {
     seqpar__bounds b;
@@ -6276,13 +6285,7 @@ static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_
     return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece];
 }
 
-/* Which pieces see which. The pieces of all positions are numbered in order of leaves. In that
-   order the first and last token of a piece rise, and so do both ends of the range that it
-   sees, except within a cell dealt by stripe. So the pieces that a piece sees, or that see it,
-   lie in one range of numbers. Two binary searches find it, over running maxima from the first
-   piece and running minima from the last piece, which are monotone for every layout. If the
-   values themselves are not monotone, the range is a superset; test each piece with
-   seqpar__sees(). */
+/* Piece numbers [begin, end), as seqpar__sight explains. */
 typedef struct seqpar__range {
     int32_t begin, end;
 } seqpar__range;
@@ -6293,6 +6296,13 @@ typedef struct seqpar__view {
     int64_t first, last, begin, end;
 } seqpar__view;
 
+/* Which pieces see which. The pieces of all positions are numbered in order of leaves. In that
+   order the first and last token of a piece rise, and so do both ends of the range that it
+   sees, except within a cell dealt by stripe. So the pieces that a piece sees, or that see it,
+   lie in one range of numbers. Two binary searches find it, over running maxima from the first
+   piece and running minima from the last piece, which are monotone for every layout. If the
+   values themselves are not monotone, the range is a superset; test each piece with
+   seqpar__sees(). */
 typedef struct seqpar__sight {
     const seqpar_attn *attn;
     int exact;          /* all of view is monotone: each piece of a range is seen */
@@ -6401,7 +6411,8 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* Joins pieces that are neighbours in the row and in memory. */
+/* Lists the share's pieces that lie inside `rows`, counts their rows from rows.begin, and joins
+   those that are neighbours in the row and in memory. */
 static int seqpar__join_pieces(seqpar_attn *attn, seqpar__joined *runs,
                                const seqpar_share *share, seqpar__bounds rows) {
     seqpar_piece *last = NULL;
@@ -6423,7 +6434,7 @@ static int seqpar__join_pieces(seqpar_attn *attn, seqpar__joined *runs,
     return runs->pieces != NULL;
 }
 
-/* Counts how many queries of this rank see each token. The counts of row r begin at
+/* Counts how many of this position's queries see each token. The counts of row r begin at
    seen[seen[r]]. Each query adds 1 where its range begins and subtracts 1 where it ends; the
    prefix sums are the counts. Each row has one count more than it has tokens: ranges that end
    with the row subtract there, and the count is 0. */
@@ -6447,7 +6458,7 @@ static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
     return seen;
 }
 
-/* The number of pairs of a query of this rank and a key in the share that the query sees. */
+/* Counts the pairs of a query of this position and a key of the share that the query sees. */
 static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
     int64_t pairs = 0;
     for (int64_t i = 0; i < share->count; i++) {
@@ -6480,8 +6491,9 @@ static int seqpar__by_leaf(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Relaxed: joins pieces that are neighbours in the row and in memory, and cuts the result into
-   tiles of at most SEQPAR__FREE_TILE tokens. A tile's leaf is its row and its first token. */
+/* Relaxed: joins pieces of a document that are neighbours in the row and in memory, and cuts
+   the result into tiles of at most SEQPAR__FREE_TILE tokens. A tile's leaf number is made of
+   its row and its first token. */
 #ifndef SEQPAR__FREE_TILE
 #define SEQPAR__FREE_TILE 128
 #endif
@@ -6633,6 +6645,7 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
     const int64_t *begin = sight->begin;
     int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
     if (!next) return SEQPAR_ERR_MEMORY;
+    /* nearest: hops to the nearest position that sees a piece; here: 1 if this position does */
     nearest = next + total + 1;
     here = nearest + total + 1;
     for (k = 0; k <= total; k++) {
@@ -11196,10 +11209,10 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 /* =============================================================================================
    >>state  reading and writing parameters and moments
 
-   Checkpoints read and write a tensor's values one range at a time, as doubles in the order of
-   the tensor. They do not depend on the ZeRO stage, the number of ranks, the type or the
-   device. An owner copies the elements of the range that it has. Reading is collective, because
-   the owners send these elements to all other ranks.
+   Checkpoints read and write a tensor one range at a time, as doubles in the order of its
+   elements, so their format does not depend on the ZeRO stage, the number of ranks, the type or
+   the device. Each rank copies the elements that it stores. seqpar_optim_read is collective,
+   because owners then send their elements to all other ranks; seqpar_optim_read_own is not.
    ========================================================================================== */
 
 SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
@@ -11211,8 +11224,8 @@ SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, 
             o->desc.kind != SEQPAR_OPTIM_SGD);
 }
 
-/* The state or parameters that a rank has: all blocks (all 1), or those that it owns, slice by
-   slice. */
+/* State or parameters that a rank stores: all blocks if `all`, else only the blocks that it
+   owns, in order of slices. */
 typedef struct seqpar__stored {
     const seqpar_blocks *blocks;
     void *data;
@@ -11271,8 +11284,8 @@ static seqpar_status seqpar__quantized_move(seqpar_ctx *ctx, const seqpar__store
     return status;
 }
 
-/* Reads (into) or writes (from) the elements that this rank has of a part; both pointers are to
-   part->count values. */
+/* Reads a part to `into` or, if that is NULL, writes it from `from` (part->count values). Skips
+   the elements that this rank does not store. */
 static seqpar_status seqpar__stored_move(seqpar_ctx *ctx, const seqpar__stored *k, double *into,
                                          const double *from, const seqpar_optim_part *part) {
     const seqpar_blocks *b = k->blocks;
@@ -11318,7 +11331,7 @@ static seqpar_status seqpar__check_within(seqpar_error *error, const seqpar_bloc
         part->first <= seqpar__tensor_elements(t) - part->count)
         return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                       "elements %lld .. + %lld of tensor %lld are wanted; there are %lld "
+                       "first %lld, count %lld of tensor %lld are out of range; there are %lld "
                        "tensors, and this one has %lld elements",
                        (long long)part->first, (long long)part->count, (long long)part->tensor,
                        (long long)b->tensor_count,
@@ -11337,8 +11350,8 @@ static seqpar_status seqpar__check_groups(seqpar_error *error, const seqpar_opti
         return SEQPAR_OK;
     return seqpar_fail(
         error, SEQPAR_ERR_SIZE,
-        "elements %lld .. + %lld of moments in 8 bits are wanted; take whole groups "
-        "of %d",
+        "first %lld, count %lld cut a group of 8-bit moments; give multiples of %d, "
+        "or end with the tensor",
         (long long)part->first, (long long)part->count, SEQPAR_QUANTIZE_GROUP);
 }
 
@@ -11348,13 +11361,13 @@ static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_opti
                                         "master parameters"};
     if (part->state == SEQPAR_STATE_GRADIENT && o->step)
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
-                           "a step is under way; its gradient is there after seqpar_step_norm "
-                           "or seqpar_step_end");
+                           "a step is under way; read its gradient after seqpar_step_norm or "
+                           "seqpar_step_end");
     if (!seqpar_optim_keeps(ctx, o, part->state) ||
         (part->state == SEQPAR_STATE_GRADIENT && !o->complete))
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                           "this optimizer keeps no %s now; moments are AdamW's, masters a "
-                           "bf16 device's, the gradient is there when a step has ended",
+                           "this optimizer keeps no %s now: SGD has no moments, only bf16 that "
+                           "is not stochastic has masters, a gradient needs seqpar_step_norm",
                            part->state >= 0 && part->state <= SEQPAR_STATE_MASTER
                                ? names[part->state]
                                : "such state");
@@ -11391,10 +11404,10 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
 }
 
 /* =============================================================================================
-   >>shards  parameters at their owners alone (ZeRO 3)
+   >>shards  parameters stored at their owners only (ZeRO 3)
 
-   A rank keeps only the blocks of which it has the optimizer's state, so its memory for
-   parameters falls as 1/W. All parameters of a group (a layer) are in memory only while the
+   A rank stores only the blocks that it owns, so its memory for parameters falls as 1/W. All
+   parameters of a group (a layer) are in memory only while the
    group is used: seqpar_shards_use gathers it and begins to gather the next one, whose blocks
    travel while this one computes. So at most two groups are gathered at a time. Parameters are
    only copied, so results cannot change.
@@ -11456,8 +11469,8 @@ static int64_t seqpar__shards_copy(const seqpar_ctx *ctx, const seqpar_shards *s
     return 0;
 }
 
-/* Copies this rank's blocks of the slices [slice, past) to their offsets among the parameters;
-   returns the moves to wait for. */
+/* Copies this rank's blocks of the slices [slice, past) to where h->data holds their
+   parameters. Returns how many moves to wait for. */
 static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
                                   const seqpar__owned_span *h, int64_t slice, int64_t past) {
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, moves = 0;
@@ -11477,8 +11490,8 @@ static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
 }
 
 /* Begins to gather the slices [slice, past) into `data`, which begins with the parameter at
-   offset `first`. This rank's blocks must be loaded from the second pool before they are sent
-   to other ranks. */
+   offset `first`. If parameters are offloaded, waits until this rank's blocks are loaded, since
+   they are sent to other ranks. */
 static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
                                          int64_t first, int64_t slice, int64_t past,
                                          int64_t *moves, seqpar_request *request) {
@@ -11505,7 +11518,7 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
     for (*index = 0; *index < 2; ++*index)
         if (s->held[*index].group == group) return SEQPAR_OK;
     *index = s->held[0].group < 0 ? 0 : 1;
-    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* a failed call may have left a group */
+    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* makes sure the entry is empty */
     first = b->tensors[b->group_tensor[group]].offset;
     elements = seqpar__slice_end(b, b->group_slice[group + 1] - 1) - first;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &s->held[*index].whole,
@@ -11523,10 +11536,9 @@ SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, in
     int index = 0, ahead;
     *params = NULL;
     if (group < -1 || next < -1 || group >= s->blocks.groups || next >= s->blocks.groups)
-        return seqpar_fail(
-            ctx->error, SEQPAR_ERR_SIZE,
-            "groups %lld and %lld are wanted, but there are 0 to %lld; -1 is none",
-            (long long)group, (long long)next, (long long)s->blocks.groups - 1);
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
+                           "group %lld, next %lld: give 0 to %lld, or -1 for none",
+                           (long long)group, (long long)next, (long long)s->blocks.groups - 1);
     for (int i = 0; i < 2; i++)
         if (s->held[i].group >= 0 && s->held[i].group != group && s->held[i].group != next)
             SEQPAR__TRY(seqpar__shards_drop(ctx, s, i));
@@ -11625,7 +11637,7 @@ SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
    ########################################################################################## */
 
 /* =============================================================================================
-   >>device  what all devices share: memory, fold machine, attention driver
+   >>device  what host devices share: memory, fold machine, attention driver
 
    A device is a table of operations on opaque pointers. seqpar_llama.h never reads a device
    buffer and calls only what seqpar.h declares, so your own model can do the same. The
@@ -11633,10 +11645,11 @@ SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
    comparison.
 
    On a GPU each rank has one queue, a CUDA stream: a call enqueues its work and returns. The
-   host waits only where it needs results: in copies with queue NULL, for sums of squares,
-   sampled tokens and routed experts, in seqpar_device_settle, and before a transport without
-   queues. Freed memory is reused in queue order. Task lists are copied once, from pinned
-   memory. So attention over NCCL never makes the host wait, and a call that has been made once
+   host waits only in copies with queue NULL, for results that it reads (sums of squares,
+   sampled tokens, routed experts), in seqpar_device_settle, and before a transport without
+   queues. Freed memory is reused by later work of the same queue, so free does not wait. Task
+   lists are uploaded from pinned memory and stay on the device. So attention over NCCL never
+   makes the host wait, and a call that has been made once
    can be captured into a CUDA graph. Tests without a GPU emulate streams that run late:
    launches, copies and events are deferred until the host waits, then executed in an order
    drawn from a seed. If a wait is missing, the bits of the result differ.
@@ -11657,9 +11670,10 @@ SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
    seven. The fold of a dq is suspended until the job of its next keys resumes it; its partial
    sums occupy memory meanwhile. Threads take key jobs in order. A job that needs a dq waits
    until its fold has reached the job's keys, so the order of a sum does not depend on which
-   thread computes it. The fast CPU device sums a block's contribution in registers and then
-   adds it to memory. So it can add the second block of a pair directly to the value of the
-   first. That gives the bits of two leaves combined, and the second leaf needs no memory. The
+   thread computes it. The fast CPU device sums up to 128 tokens of a block in registers and
+   then adds the sum to memory. So the second block of a pair, if it has no more tokens, is
+   added directly to the value of the first. That gives the bits of two leaves combined, and the
+   second leaf needs no memory. The
    GPU runs two passes.
    ========================================================================================== */
 
@@ -11701,7 +11715,7 @@ static void seqpar__bf16_narrow(uint16_t *to, const float *from, int64_t count) 
     for (int64_t i = 0; i < count; i++) to[i] = seqpar_bf16_from_float(from[i]);
 }
 
-/* to (rows, d) dense <- from, rows `stride` elements apart */
+/* Copies `rows` rows of d elements, `stride` apart in `from` and without gaps in `to`. */
 static void seqpar__convert(void *to, int to_type, const void *from, int from_type,
                             int64_t rows, int64_t d, int64_t stride) {
     for (int64_t r = 0; r < rows; r++)
@@ -11810,7 +11824,7 @@ static void seqpar__host_zero(seqpar_device *device, void *data, int64_t bytes, 
 static void *seqpar__host_pool_alloc(seqpar_device *device, int64_t bytes) {
     if (!device->pool_path) return seqpar__calloc(bytes, 1);
     seqpar_fail(device->error, SEQPAR_ERR_OPTION,
-                "files in %.400s cannot be mapped: this was compiled with SEQPAR_NO_THREADS",
+                "files in %.400s cannot be mapped with SEQPAR_NO_THREADS; set no pool_path",
                 device->pool_path);
     return NULL;
 }
@@ -12021,9 +12035,9 @@ static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs,
 }
 
 /* The same for jobs of equal cost that access memory in job order. Each thread gets a
-   contiguous range of jobs: its cache may still hold their data, and it does not prefetch
-   lines that another thread writes. A thread that has finished its range takes jobs from the
-   other ranges, because another thread may have lost its core. */
+   contiguous range of jobs: the data of this range may still be in its cache from an earlier
+   call, and it does not prefetch lines that another thread writes. A thread that has finished
+   its range helps with the others, because another thread may have lost its core. */
 static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs,
                                            int64_t scratch_bytes, seqpar__job_fn job,
                                            void *user) {
@@ -12057,12 +12071,12 @@ static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs,
 
 /* ---- the stack machine that runs fold programs ---- */
 
-/* Whether the operation computes the leaf `index`. */
+/* Does the operation compute a leaf (op->index)? */
 static int seqpar__fold_computes(const seqpar_fold_op *op) {
     return op->op == SEQPAR_FOLD_LEAF || op->op == SEQPAR_FOLD_EXTEND;
 }
 
-/* Computes leaf `index` into `value`; extend: accumulates it onto what `value` holds. */
+/* Computes leaf `index` into `value`; with `extend`, as a continuation of `value`. */
 typedef void (*seqpar__leaf_fn)(void *user, void *value, int64_t index, int extend);
 typedef struct seqpar__machine {
     void *user;
@@ -12072,15 +12086,15 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
-    /* address of a stored value that is contiguous; NULL: stored values are only copied */
+    /* address of a stored value; NULL: they are not contiguous, and are only copied */
     char *(*place)(void *user, int64_t place);
     /* address of a leaf that is already in memory; NULL: `leaf` computes all leaves */
     const char *(*ready)(void *user, int64_t index);
     int extends; /* `leaf` supports extend */
     /* does extending by the leaf give the bits of computing it alone and combining? NULL: no */
     int (*single)(void *user, int64_t index);
-    /* (depth) addresses of the values on the stack. Leaves wait on the stack for their
-       siblings, so it can be deeper than the tree */
+    /* (depth) addresses of the values on the stack. Values wait on the stack until their
+       siblings are pushed, so it can be deeper than the tree */
     char **values;
     int64_t top, at; /* index of the top value, -1: none; index of the next operation */
 } seqpar__machine;
@@ -12296,7 +12310,7 @@ static seqpar_status seqpar__for_columns(seqpar_device *device, const seqpar_fol
 static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_fold_args *a = (const seqpar_fold_args *)c->args;
-    (void)extend;
+    (void)extend; /* always 0: programs of owners have no EXTEND */
     memcpy(value,
            seqpar__at(a->leaf_data, index * a->leaf_stride + c->begin, c->device->accumulator),
            (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
@@ -12322,7 +12336,7 @@ typedef struct seqpar__attn_job {
     const struct seqpar__attn_kernel *kernel;
     const seqpar_attn_task *task;
     int64_t count; /* rows of the task's piece */
-    int64_t local; /* first of them in its buffer */
+    int64_t local; /* row of the piece's first token in the tensors of its rank */
     /* forward, dq: query head among all heads; dkv, return: kv head within the step's range */
     int64_t head;
     char *scratch; /* the kernel's, behind the machine's stack; shared by the job's leaves */
@@ -12366,13 +12380,13 @@ typedef struct seqpar__attn_kernel {
     /* a leaf of at most this many keys (dq) or queries (dk, dv) adds a single sum to each
        element, so extending gives the bits of combining */
     int64_t single;
-    /* NULL, or: records in `job` the memory to prefetch. That is what the job `next` on
-       `machine` will read and write or, if next is NULL, what `job` itself will load */
+    /* NULL, or: adds to job->ahead the memory to prefetch: if `next` is a job (on `machine`),
+       the memory it will read and write; if `next` is NULL, the values that `job` will load */
     void (*ahead)(seqpar__attn_job *job, const seqpar__attn_job *next,
                   const seqpar__machine *machine);
 } seqpar__attn_kernel;
 
-/* elements of a value */
+/* elements of a value of `count` rows */
 static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) {
     int64_t d = j->args->head_dim;
     if (j->kernel->kind == SEQPAR__FOLD_STATE) return count * (d + 2);
@@ -12397,7 +12411,7 @@ static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int6
     }
 }
 
-/* Address of stored value n, which is kept between device calls. A value is contiguous, and
+/* Address of slot n of the store, which outlives device calls. The value is contiguous, and
    next to those of the other heads of its piece. */
 static char *seqpar__attn_stored(void *user, int64_t n) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
@@ -12552,8 +12566,7 @@ static void seqpar__attn_job_compute(void *user, int64_t i, char *scratch) {
     seqpar__attn_count(&w->flops, j.flops);
 }
 
-/* For dkv and return, q_pieces of the args are the pieces of the keys whose gradient is
-   folded. */
+/* Forward, or returns: then a->q_pieces are the key pieces whose gradient is folded. */
 static seqpar_status seqpar__attn_compute(seqpar_device *device, const seqpar_attn_args *a,
                                           const seqpar__attn_kernel *kernel) {
     seqpar__attn_work w;
@@ -12575,10 +12588,10 @@ static seqpar_status seqpar__attn_compute(seqpar_device *device, const seqpar_at
 
 /* Fused backward: dq, dk and dv in one pass, so that scores are computed once. A job is one
    (key task, kv head), in the order of the keys. A fold of dq is suspended after each block
-   until the job of its next keys resumes it, so two threads at one head work one behind the
-   other. */
-/* A suspended fold of dq. next: task->order of the key task whose job resumes it; -1: the fold
-   is done */
+   until the job of its next keys resumes it, so of two threads at one head one follows the
+   other through the queries. */
+/* A suspended fold of dq. `next` is the `order` of the key task whose job resumes it, or -1
+   when the fold is done. */
 typedef struct seqpar__backward_query {
     seqpar__attn_job job;
     seqpar__machine machine;
@@ -12596,7 +12609,7 @@ typedef struct seqpar__backward {
     seqpar__attn_work queries, keys;
     /* (key_count) indexed by task->order; if `task` is NULL, no query sees those keys */
     seqpar__backward_key *key;
-    int64_t key_count, head, heads; /* kv heads at work: head .. head + heads */
+    int64_t key_count, head, heads; /* kv heads at work: [head, head + heads) */
     seqpar__backward_query *query;  /* (heads, query heads of each, query tasks) */
     int64_t *task_of, pieces;       /* (pieces) query task of each query piece, -1: none */
 } seqpar__backward;
@@ -12698,8 +12711,8 @@ static void seqpar__backward_heads(seqpar__backward *b, char *stacks) {
     }
 }
 
-/* Whether the key tasks name the blocks of the query tasks, all of them and in the same order;
-   otherwise a job would wait for ever. */
+/* Do the key tasks name the same blocks as the query tasks, in the same order? If not, a job
+   would wait for ever. Advances the machines; seqpar__backward_heads resets them. */
 static int seqpar__backward_agrees(seqpar__backward *b) {
     for (int64_t k = 0; k < b->key_count; k++)
         for (int64_t i = 0; b->key[k].task && i < b->key[k].task->program_count; i++) {
@@ -12719,10 +12732,8 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
     return 1;
 }
 
-/* A job is a key piece and a head. Jobs start in the order of the keys and may overlap. A job
-   waits until a fold of dq has reached its keys (seqpar__backward_next) before it adds its
-   leaf, so the leaves are added in order. At most `threads` kv
-   heads are computed at a time. */
+/* Computes at most `threads` kv heads at a time, because every suspended fold of dq holds a
+   stack in memory. */
 static seqpar_status seqpar__backward_compute(seqpar__backward *b,
                                               const seqpar_attn_backward_args *a) {
     int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads);
@@ -12754,7 +12765,7 @@ static seqpar_status seqpar__backward_compute(seqpar__backward *b,
         if (b->head == 0) seqpar__backward_heads(b, shared);
         if (b->head == 0 && !seqpar__backward_agrees(b))
             return seqpar_fail(b->device->error, SEQPAR_ERR_PLAN,
-                               "dk and dv are not of the blocks of dq, or in another order");
+                               "the blocks of dk and dv are not those of dq in the same order");
         seqpar__backward_heads(b, shared + each * b->device->threads);
         SEQPAR__TRY(seqpar__parallel(b->device, b->key_count * b->heads, scratch,
                                      seqpar__backward_job, b));
@@ -12797,8 +12808,8 @@ static seqpar_status seqpar__attn_backward_compute(seqpar_device *device,
     return status;
 }
 
-/* Finds the keys of a piece that a query sees, numbered within the piece: [*first, *last).
-   Returns 0 if there are none. */
+/* Finds the keys of piece k that a query sees: the keys [*first, *last) of the piece. Returns 0
+   if it sees none. */
 static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpar_attn_keys *k,
                            int64_t *first, int64_t *last) {
     int64_t begin = a->visible_begin[query] - k->start, end = a->visible_end[query] - k->start;
@@ -12813,14 +12824,14 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
 
 /* ---- matrices in four bits ---- */
 
-/* NF4's levels: quantiles of a normal distribution, as the paper's code has them. */
+/* The levels of NF4, quantiles of a normal distribution, as bitsandbytes has them. */
 static const float seqpar__nf4_levels[16] = {
     -1.0f,          -0.696192801f, -0.525073051f, -0.394917488f, -0.284441382f, -0.184773430f,
     -0.0910500363f, 0.0f,          0.0795802996f, 0.160930201f,  0.246112302f,  0.337915242f,
     0.440709829f,   0.562617004f,  0.722956836f,  1.0f};
 
-/* Point i of n + 1 equally spaced points in [0.1, 1]. The lower half is computed up from 0.1,
-   the upper half down from 1; rounding depends on it. */
+/* Point i of n + 1 equally spaced points in [0.1, 1]: 0.1 + i step in the lower half, 1 -
+   (n - i) step in the upper half, which decides the rounding. */
 static float seqpar__nf4_point(int n, int i) {
     double step = (double)((1.0f - 0.1f) / (float)n);
     return i < (n + 1) / 2 ? (float)((double)0.1f + step * i) : (float)(1.0 - step * (n - i));
@@ -12896,8 +12907,8 @@ static float seqpar__nf4_largest(const float *x, int64_t count) {
     return most;
 }
 
-/* Quantizes a group and returns its scale, the largest |x|. A full group is multiplied by the
-   inverse of that; a shorter last group is divided by it. */
+/* Quantizes a group and returns its scale, the largest |x|; for a shorter last group at least
+   1e-38. A full group is multiplied by the inverse of that, a shorter one divided by it. */
 static float seqpar__nf4_group(uint8_t *codes, const float *x, int64_t first, int64_t count) {
     float most = seqpar__nf4_largest(x + first, count);
     float least = most > 1e-38f ? most : 1e-38f, inverse = 1.0f / least;
@@ -12939,7 +12950,7 @@ SEQPAR_DEF seqpar_status seqpar_nf4_quantize(seqpar_error *error, void *bytes,
     for (int64_t i = 0; i < elements; i++)
         if (!(values[i] - values[i] == 0))
             return seqpar_fail(error, SEQPAR_ERR_NOT_FINITE,
-                               "value %lld is %g, which has no place among 16 levels",
+                               "value %lld is %g; only finite values can be quantized to NF4",
                                (long long)i, (double)values[i]);
     m = seqpar_nf4_at(bytes, elements);
     memset(bytes, 0, (size_t)seqpar_nf4_bytes(elements));
@@ -12964,8 +12975,8 @@ SEQPAR_DEF seqpar_status seqpar_nf4_quantize(seqpar_error *error, void *bytes,
 
 /* One loop nest per formula, to be read beside the fast device. Stored numbers have type S,
    accumulators type A: both double, or bf16 and float. Arithmetic is in doubles. A sum over
-   tokens, or a running maximum, is rounded to A wherever a fold may split it; everything else
-   is rounded once, when it is stored. */
+   tokens in memory (o, dq, dk, dv, dw, dgain) is rounded to A at each addition, a running
+   maximum before it is used; everything else is rounded once, when it is stored. */
 #define SEQPAR__BY_TYPE(device, function, ...) \
     ((device)->storage == SEQPAR_DTYPE_F64 \
          ? function(__VA_ARGS__, SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F64) \
@@ -13044,8 +13055,8 @@ static seqpar_status seqpar__host_embedding(seqpar_device *device,
     return SEQPAR_OK;
 }
 
-/* columns are those of the flat (vocab, width) table; a job has whole rows. Sums start from
-   +0. */
+/* The fold's columns are the elements of the (rows, width) sums, row by row; a job has whole
+   rows. */
 static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
@@ -13117,7 +13128,7 @@ static void seqpar__ref_gain_leaf(void *user, void *value, int64_t index, int ex
     SEQPAR__BY_TYPE(c->device, seqpar__any_gain_leaf, c, value, index, extend);
 }
 
-/* y = g x r, r = (mean x^2 + eps)^-1/2:  dx = r g dy - x r^3 / n sum(g dy x) */
+/* y = g x r, r = (mean x^2 + eps)^-1/2:  dx += r g dy - x r^3 / n sum(g dy x) */
 #ifndef SEQPAR__GAIN_COLUMNS
 #define SEQPAR__GAIN_COLUMNS 256 /* elements of a job */
 #endif
@@ -13461,7 +13472,7 @@ static double seqpar__merge_lse(double a, double b) {
     return low == -HUGE_VAL ? top : top + seqpar_log(1 + seqpar_exp(low - top));
 }
 
-/* Merges row n = token * heads + head. */
+/* Merges row n = token * heads + head of a->part into a->sum, and writes a->out if set. */
 static void seqpar__merge_row(const seqpar_device *device, const seqpar_attn_merge_args *a,
                               int64_t n) {
     int sum = device->accumulator;
@@ -13490,7 +13501,8 @@ static seqpar_status seqpar__host_attn_merge(seqpar_device *device,
         double part = a->part_lse ? seqpar__element(a->part_lse, n, device->accumulator) : 0;
         if (!(part < HUGE_VAL))
             return seqpar_fail(device->error, SEQPAR_ERR_KERNEL,
-                               "an own attention kernel gives query %lld, head %lld the lse %g",
+                               "an own attention kernel gives query %lld, head %lld the lse "
+                               "%g; give a finite one, or -inf",
                                (long long)(n / a->heads), (long long)(n % a->heads), part);
         seqpar__merge_row(device, a, n);
     }
@@ -13554,7 +13566,8 @@ SEQPAR__TEMPLATE double seqpar__any_lse(seqpar_mat x, int64_t t, int64_t n, doub
     return top + seqpar_log(sum);
 }
 
-/* KL(q | p) of teacher q and student p; with `reverse`, KL(p | q). x - y is log p - log q. */
+/* KL(q | p) of teacher q and student p; with `reverse`, KL(p | q). x is log p, y is log q. The
+   gradient overwrites the teacher's logits. */
 SEQPAR__ANY(distill) {
     double scale = a->scale != 0 ? a->scale : 1.0;
     (void)device;
@@ -13645,8 +13658,8 @@ SEQPAR__TEMPLATE void seqpar__any_new(const seqpar_update_args *a, int64_t i, do
     if (a->working) seqpar__element_set(a->working, i, S, p);
 }
 
-/* PyTorch's order: decay on the old p, m by lerp, v, then p -= lr/bc1 m / (sqrt(v)/sqrt(bc2)
-   + eps) */
+/* PyTorch's order: decays p, updates m (by lerp) and v, then p -= lr / bc1 * m / (sqrt(v) / bc2
+   + eps), with bc1 = 1 - beta1^t and bc2 = sqrt(1 - beta2^t) */
 SEQPAR__ANY(adamw) {
     double bc1 = 1.0 - pow(a->beta1, (double)a->t);
     double bc2 = sqrt(1.0 - pow(a->beta2, (double)a->t));
@@ -13723,12 +13736,12 @@ static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit,
     return taken;
 }
 
-/* The popped id number `number`, 0 being the likeliest; without a heap, id `number` itself */
+/* With `ranked`, the id that was popped as number `number` (0: the likeliest); else `number` */
 static int32_t seqpar__ranked(const seqpar__choice *s, int64_t number, int ranked) {
     return ranked ? s->heap[s->a->vocab - 1 - number] : (int32_t)number;
 }
 
-/* How many of the likeliest `count` ids it takes until their weights reach `goal` */
+/* The fewest likeliest ids whose weights sum to at least `goal`; at most `count` */
 static int64_t seqpar__ranked_until(const seqpar__choice *s, int64_t count, double goal) {
     double sum = 0;
     int64_t i;
@@ -13742,9 +13755,9 @@ static double seqpar__ranked_sum(const seqpar__choice *s, int64_t count, int ran
     return sum;
 }
 
-/* Applies temperature, then top_k, then top_p. Returns the first remaining id at which the
-   cumulative weight exceeds u times the total, for u in (0, 1): by likelihood if top_k or top_p
-   is in use, else by id. */
+/* Applies temperature, then top_k, then top_p. Adds the weights of the remaining ids, by
+   likelihood if top_k or top_p is in use, else by id. Returns the first id at which the sum
+   exceeds u times the total, u in (0, 1). */
 static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
     const seqpar_sample_args *d = s->a;
     int64_t vocab = s->a->vocab, left = vocab, i;
@@ -13765,6 +13778,7 @@ static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
     return seqpar__ranked(s, i, ranked);
 }
 
+/* Returns the token of row t; -1 - i if the logit of token i is not finite. */
 static int32_t seqpar__choose(seqpar__choice *s, int64_t t) {
     int32_t best = 0;
     for (int32_t i = 0; i < (int32_t)s->a->vocab; i++) {
@@ -13794,7 +13808,7 @@ static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sam
     return t ? SEQPAR_OK : seqpar__no_memory(device->error, "choosing tokens");
 }
 
-/* ---- experts: a job is a range of rows ---- */
+/* ---- experts and adapters' dropout: a job is a range of rows ---- */
 
 #ifndef SEQPAR__ROW_JOB
 #define SEQPAR__ROW_JOB 32
@@ -13806,8 +13820,8 @@ typedef struct seqpar__row_jobs {
     int64_t rows;
 } seqpar__row_jobs;
 
-/* The likeliest expert that is not among the first `before` ids; of equals, the one with the
-   lowest number. If all are NaN, the result is still a valid number. */
+/* The likeliest expert that is not among the first `before` ids; of equals, the lowest. If all
+   are NaN, it is the lowest expert left, so the result can be an index. */
 static int32_t seqpar__likeliest(const double *p, int64_t experts, const int32_t *ids,
                                  int64_t before) {
     int32_t best = -1;
@@ -13845,8 +13859,8 @@ static void seqpar__route_row(const seqpar__row_jobs *w, int64_t t, double *p) {
                             a->normed ? p[ids[j]] / sum : p[ids[j]]);
 }
 
-/* w_j = p_j / s with s = sum of the chosen p: dp_j = (dw_j - sum of dw w) / s. Then through the
-   softmax: dx = p (dp - sum of p dp). */
+/* normed: w_j = p_j / s, s the sum of the chosen p, so dp_j = (dw_j - sum of dw w) / s; else
+   dp_j = dw_j. Then balance is added. Softmax: dx = p (dp - sum of p dp). */
 static void seqpar__route_grad_row(const seqpar__row_jobs *w, int64_t t, double *dp) {
     const seqpar_route_grad_args *a = (const seqpar_route_grad_args *)w->args;
     int S = w->device->storage, A = w->device->accumulator;
@@ -13938,8 +13952,8 @@ SEQPAR__ROW_OP(dots, 1)
 
 /* ---- quantization: groups in 8 bits, bf16 by stochastic rounding ---- */
 
-/* Quantizes and dequantizes a group, in floats or doubles. If the scale is not finite, all of
-   the group is dequantized as NaN; this is intended. */
+/* Quantizes and dequantizes a group, in floats or doubles. If the scale is NaN or infinite, all
+   codes are 0, and all of the group is dequantized as NaN; this is intended. */
 #define SEQPAR__QUANTIZE(real, root) \
     static void seqpar__quantize_##real(uint8_t *bytes, real *scale, const real *x, \
                                         int64_t count, int positive) { \

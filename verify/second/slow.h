@@ -416,7 +416,8 @@ SLOW slow_complex slow_tanh(slow_complex x) {
 /* log(sum(exp(x))); -inf if there is nothing but -inf to sum, when any finite shift will do. */
 SLOW slow_complex slow_log_sum_exp(int64_t count, const slow_complex *x) {
     double shift = -INFINITY;
-    for (int64_t j = 0; j < count; j++) shift = fmax(shift, creal(x[j]));
+    for (int64_t j = 0; j < count; j++)
+        if (creal(x[j]) > shift) shift = creal(x[j]);
     if (isinf(shift)) shift = 0;
     slow_complex sum = 0;
     for (int64_t j = 0; j < count; j++) sum += cexp(x[j] - shift);

@@ -525,9 +525,9 @@ static const limit coded_limits[] = {
     {CODED(first, 0), 1, SEQPAR_ERR_STEP, NOT_WHOLE("1", "48")},
     {CODED(count, CODED_VALUES), CODED_VALUES + 1, SEQPAR_ERR_STEP, NOT_WHOLE("0", "49")},
     {CODED(poison, 0), 1, SEQPAR_ERR_NOT_FINITE,
-     "value 1 is nan, which has no place among 16 levels"},
+     "value 1 is nan; only finite values can be quantized to NF4"},
     {CODED(poison, 0), 46, SEQPAR_ERR_NOT_FINITE,
-     "value 46 is -inf, which has no place among 16 levels"},
+     "value 46 is -inf; only finite values can be quantized to NF4"},
 };
 
 /* Values of a model with batch->choices. choices: how many tokens; 0: NULL. */

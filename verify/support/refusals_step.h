@@ -472,12 +472,12 @@ static seqpar_status keep(void *call) {
 
 #define H(member, value) SET(part_call, member, value)
 #define NO_PART(first, count, tensor, elements) \
-    "elements " first " .. + " count " of tensor " tensor \
-    " are wanted; there are 3 tensors, and this one has " elements " elements"
+    "first " first ", count " count " of tensor " tensor \
+    " are out of range; there are 3 tensors, and this one has " elements " elements"
 #define NO_STATE(what) \
     "this optimizer keeps no " what \
-    " now; moments are AdamW's, masters a bf16 device's, the gradient is there when a step has " \
-    "ended"
+    " now: SGD has no moments, only bf16 that is not stochastic has masters, a gradient needs " \
+    "seqpar_step_norm"
 static const part_call good_part = {.part = {SEQPAR_STATE_M, 2, 3, 5}};
 static const limit part_limits[] = {
     {H(part.tensor, 0), -1, SEQPAR_ERR_SIZE, NO_PART("3", "5", "-1", "0")},
@@ -505,9 +505,8 @@ static void check_parts_kept(void) {
     ACCEPTED(end_step(&end), world->error);
     TRY_LIMITS("parts", keep, good_part, world->error, part_limits);
     ACCEPTED(begin_step(&step), world->error);
-    REFUSED(
-        keep(&gradient), world->error, SEQPAR_ERR_STEP,
-        "a step is under way; its gradient is there after seqpar_step_norm or seqpar_step_end");
+    REFUSED(keep(&gradient), world->error, SEQPAR_ERR_STEP,
+            "a step is under way; read its gradient after seqpar_step_norm or seqpar_step_end");
     seqpar_optim_close(&ctx, &step_optim);
     desc.kind = SEQPAR_OPTIM_SGD;
     ACCEPTED(seqpar_optim_open(&ctx, &step_optim, step_tensors, TENSORS, &desc), world->error);
@@ -523,8 +522,8 @@ static void check_parts_kept(void) {
 
 /* Moments in 8 bits: whole groups of 256, or to the tensor's end, which is a group and a half. */
 #define NO_PACK(first, count) \
-    "elements " first " .. + " count \
-    " of moments in 8 bits are wanted; take whole groups of 256"
+    "first " first ", count " count \
+    " cut a group of 8-bit moments; give multiples of 256, or end with the tensor"
 static const part_call good_pack_part = {.part = {SEQPAR_STATE_V, 0, 256, 128}};
 static const limit pack_part_limits[] = {
     {H(part.first, 0), 1, SEQPAR_ERR_SIZE, NO_PACK("1", "256"), {H(part.count, 256)}},
@@ -573,9 +572,8 @@ static seqpar_status use_shards(void *call) {
     return status;
 }
 
-#define W(member, value) SET(shards_call, member, value)
-#define NO_GROUPS(group, next) \
-    "groups " group " and " next " are wanted, but there are 0 to 1; -1 is none"
+#define W(member, value)       SET(shards_call, member, value)
+#define NO_GROUPS(group, next) "group " group ", next " next ": give 0 to 1, or -1 for none"
 static const shards_call good_shards = {
     .next = 1, .elements = PARAMS, .tensor = 2, .first = 3, .count = 5};
 static const limit shards_limits[] = {

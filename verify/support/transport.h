@@ -938,7 +938,7 @@ static const failure transport_failures[] = {
      rank_other_group,
      SEQPAR_ERR_STEP,
      2,
-     {"rank 2 is in 'kv ring' step 3", "rank 1 is of 'dk, dv' step 3"},
+     {"rank 2 is in 'kv ring' step 3", "rank 1 sent a message of 'dk, dv' step 3"},
      SEQPAR_ERR_PEER,
      "'dk, dv' step 3"},
     {"message_of_another_step",

@@ -530,13 +530,13 @@ static void test_letters(void) {
          {1, 2},
          {5, 5},
          SEQPAR_ERR_STEP,
-         "rank 0 is in 'a' step 2, but what comes from rank 0 is of 'a' step 1; all ranks must "
+         "rank 0 is in 'a' step 2, but rank 0 sent a message of 'a' step 1; all ranks must "
          "make the same calls in the same order"},
         {{"a", "b"},
          {2, 2},
          {5, 5},
          SEQPAR_ERR_STEP,
-         "rank 0 is in 'b' step 2, but what comes from rank 0 is of 'a' step 2; all ranks must "
+         "rank 0 is in 'b' step 2, but rank 0 sent a message of 'a' step 2; all ranks must "
          "make the same calls in the same order"},
     };
     const seqpar_mpi_desc desc = {0};

@@ -504,7 +504,7 @@ static void check_two_contexts(void) {
     seqpar_ctx_close(&first);
     test_expect(copied_by_device(world) == 48, "one is open, and the device did not copy");
     test_expect(seqpar_ctx_open(&third, world, other, 1) == SEQPAR_ERR_DEVICE &&
-                    strstr(world->error->text, "not that of a context which is open"),
+                    strstr(world->error->text, "another context is open on this world"),
                 "another device: %s", world->error->text);
     test_expect(!other->error, "a device that was refused still speaks to the world");
     seqpar_ctx_close(&third);

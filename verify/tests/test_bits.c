@@ -699,7 +699,7 @@ static void test_room_refused(void) {
         const char *words[2];
     } want[] = {{SEQPAR_ERR_SIZE, {"tensor d", "begin at 3387"}},
                 {SEQPAR_ERR_STEP, {"no step was begun", "seqpar_step_begin"}},
-                {SEQPAR_ERR_OPTION, {"gradient", "when a step has ended"}},
+                {SEQPAR_ERR_OPTION, {"gradient", "needs seqpar_step_norm"}},
                 {SEQPAR_ERR_OPTION, {"master", "bf16"}},
                 {SEQPAR_ERR_SIZE, {"2257", "2257 elements"}},
                 {SEQPAR_ERR_SIZE, {"5332", "5331"}},
@@ -743,9 +743,10 @@ enum {
     SHARDS_TEXTS
 };
 static const shards_refusal shards_refusals[] = {
-    [SHARDS_GROUP] = {"group", "groups 3 and -1 are wanted, but there are 0 to 2",
+    [SHARDS_GROUP] = {"group", "group 3, next -1: give 0 to 2, or -1 for none",
                       SEQPAR_ERR_SIZE},
-    [SHARDS_PART] = {"part", "elements 2000 .. + 701 of tensor 2 are wanted", SEQPAR_ERR_SIZE},
+    [SHARDS_PART] = {"part", "first 2000, count 701 of tensor 2 are out of range",
+                     SEQPAR_ERR_SIZE},
     [SHARDS_ROOM] = {"room", "8547 elements, but tensor f ends at 8548", SEQPAR_ERR_SIZE},
     [SHARDS_WHOLE] = {"whole", "are 8548 elements, but at zero_stage 3", SEQPAR_ERR_SIZE},
     [SHARDS_SHARED] = {"shared", "zero_stage is 3; use 1 or 2", SEQPAR_ERR_OPTION},

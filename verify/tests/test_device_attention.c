@@ -425,9 +425,10 @@ __attribute__((unused)) static void test_backward_blocks(void) {
         status = device->attn_backward(device, &args, NULL);
         test_expect(status == (wrong ? SEQPAR_ERR_PLAN : SEQPAR_OK), "wrong %d: %s: %s", wrong,
                     seqpar_status_name(status), error.text);
-        test_expect(!strcmp(error.text, wrong ? "dk and dv are not of the blocks of dq, or in "
-                                                "another order"
-                                              : ""),
+        test_expect(!strcmp(error.text, wrong
+                                            ? "the blocks of dk and dv are not those of dq in "
+                                              "the same order"
+                                            : ""),
                     "wrong %d: '%s'", wrong, error.text);
         seqpar_device_close(device);
     }

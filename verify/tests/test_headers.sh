@@ -174,7 +174,7 @@ else
     if has clang; then
         contraction contraction_clang "clang -std=gnu11" "-ffp-contract=on"
         # it disregards every pragma under -ffp-contract=fast: no header can hold it back, but a context is refused
-        if [ -n "$machine" ]; then refuses contraction_clang_fast "clang -std=gnu11 -O2 $machine -ffp-contract=fast -I. demos/01_ring.c -o $out/contraction_clang_fast -lm -lpthread" "fuses products with sums"; fi
+        if [ -n "$machine" ]; then refuses contraction_clang_fast "clang -std=gnu11 -O2 $machine -ffp-contract=fast -I. demos/01_ring.c -o $out/contraction_clang_fast -lm -lpthread" "fuses products and sums"; fi
     else skip contraction_clang "no clang"; fi
 fi
 

@@ -1170,7 +1170,7 @@ static void test_pool_is_full(void) {
                     SEQPAR_ERR_MEMORY,
                 "it was allocated");
     test_expect(!strcmp(self->error->text, "out of memory: 1001 bytes to offload from device "
-                                           "cpu (640 there)"),
+                                           "cpu (640 are offloaded already)"),
                 "%s", self->error->text);
     seqpar_buffer_free(&ctx, &first);
     seqpar_buffer_free(&ctx, &scratch);

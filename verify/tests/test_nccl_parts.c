@@ -155,12 +155,12 @@ static void test_mismatched(void) {
         {{.step = 3, .name = "kv"},
          {.step = 2, .name = "kv"},
          SEQPAR_ERR_STEP,
-         "rank 1 is in 'kv' step 2, but what comes from rank 0 is of 'kv' step 3; all ranks "
+         "rank 1 is in 'kv' step 2, but rank 0 sent a message of 'kv' step 3; all ranks "
          "must make the same calls in the same order"},
         {{.name = "kv"},
          {.name = "dkv"},
          SEQPAR_ERR_STEP,
-         "rank 1 is in 'dkv' step 0, but what comes from rank 0 is of 'kv' step 0; all ranks "
+         "rank 1 is in 'dkv' step 0, but rank 0 sent a message of 'kv' step 0; all ranks "
          "must make the same calls in the same order"}};
     for (int i = 0; i < COUNT(table); i++)
         for (int first = 0; first < 2; first++) { /* who posts first changes nothing */

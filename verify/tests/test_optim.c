@@ -318,13 +318,12 @@ static const misuse misuses[MISUSES] = {
     [SLICE_SHORT] = {"slice_short", "room for 479 at a stride"},
     [OFFLOAD_UNKNOWN] = {"offload_unknown", "offload is 4 at zero_stage 0"},
     [OFFLOAD_EARLY] = {"offload_params_of_all", "offload is 3 at zero_stage 1"},
-    [OFFLOAD_NOWHERE] = {"offload_without_pool", "the device 'cpu', which has no second pool"},
+    [OFFLOAD_NOWHERE] = {"offload_without_pool", "the device 'cpu' has no second memory pool"},
     [OFFLOAD_NO_FOLDER] = {"offload_without_folder",
                            "bytes to offload cannot be kept in a file in build/none: No such"},
     [PACKED_ODD] = {"state_of_7_bits", "state_bits is 7 and offload 0; use 0"},
     [PACKED_AWAY] = {"state_of_8_bits_offloaded", "state_bits is 8 and offload 1; use 0"},
-    [PACKED_PART] = {"part_of_a_group",
-                     "elements 256 .. + 255 of moments in 8 bits are wanted"},
+    [PACKED_PART] = {"part_of_a_group", "first 256, count 255 cut a group of 8-bit moments"},
     [CHANCE_FLOATS] = {"floats_by_chance", "weights in bf16; the device 'cpu' has others"},
 };
 

@@ -263,8 +263,10 @@ static const limit split_limits[] = {
      {S(desc.sp_rank, 0)}},
     {S(desc.sp_size, 2147483647), 2147483648.0L, SEQPAR_ERR_RANKS,
      "sequence_parallel_size is 2147483648; give at most 2147483647"},
-    {S(desc.sp_rank, 0), -1, SEQPAR_ERR_RANK, "rank -1 is outside a group of 3"},
-    {S(desc.sp_rank, 2), 3, SEQPAR_ERR_RANK, "rank 3 is outside a group of 3"},
+    {S(desc.sp_rank, 0), -1, SEQPAR_ERR_RANK,
+     "sp_rank is -1; with sequence_parallel_size 3 give 0 to 2"},
+    {S(desc.sp_rank, 2), 3, SEQPAR_ERR_RANK,
+     "sp_rank is 3; with sequence_parallel_size 3 give 0 to 2"},
     {S(token, 0),
      -1,
      SEQPAR_ERR_TOKEN_RANGE,
@@ -358,8 +360,10 @@ static const limit plan_limits[] = {
      SEQPAR_ERR_RANKS,
      "sequence_parallel_size is 0; give at least 1",
      {L(sp_rank, 0)}},
-    {L(sp_rank, 0), -1, SEQPAR_ERR_RANK, "rank -1 is outside a group of 6"},
-    {L(sp_rank, 5), 6, SEQPAR_ERR_RANK, "rank 6 is outside a group of 6"},
+    {L(sp_rank, 0), -1, SEQPAR_ERR_RANK,
+     "sp_rank is -1; with sequence_parallel_size 6 give 0 to 5"},
+    {L(sp_rank, 5), 6, SEQPAR_ERR_RANK,
+     "sp_rank is 6; with sequence_parallel_size 6 give 0 to 5"},
     {L(kv_heads, 1), 0, SEQPAR_ERR_HEADS, "kv_heads is 0; give at least 1"},
     {L(schedule, 0), -1, SEQPAR_ERR_SCHEDULE,
      "schedule -1 is unknown; use ring, llama3 or ulysses"},
@@ -372,19 +376,19 @@ static const limit plan_limits[] = {
     {L(ulysses_size, 2),
      3,
      SEQPAR_ERR_ULYSSES,
-     "ulysses_size 3 is more than the 2 kv_heads; use at most 2, a ring for the rest, or "
-     "ulysses_replicate",
+     "ulysses_size 3 is more than the 2 kv_heads; use at most 2 (positions then form a "
+     "ring), or ulysses_replicate",
      {L(kv_heads, 2)}},
     {L(ulysses_size, 3),
      6,
      SEQPAR_ERR_ULYSSES,
-     "ulysses_size 6 is no multiple of the 4 kv_heads; replication needs equal numbers of copies",
+     "ulysses_size 6 is no multiple of the 4 kv_heads; ulysses_replicate needs a multiple",
      {L(kv_heads, 4), L(ulysses_replicate, 1)}},
     {L(ulysses_replicate, 1),
      0,
      SEQPAR_ERR_ULYSSES,
-     "ulysses_size 6 is more than the 3 kv_heads; use at most 3, a ring for the rest, or "
-     "ulysses_replicate",
+     "ulysses_size 6 is more than the 3 kv_heads; use at most 3 (positions then form a "
+     "ring), or ulysses_replicate",
      {L(kv_heads, 3), L(ulysses_size, 6)}},
     {L(heads_k_stride, 3),
      4,
@@ -627,11 +631,13 @@ static void check_own_attention(void) {
             "the own attention kernel fails backward with 77: 5 queries, 5 keys of source 0, "
             "heads from 0 (6)");
     own_lse = NAN;
-    REFUSED(attend_own(&good), world->error, SEQPAR_ERR_KERNEL,
-            "an own attention kernel gives query 4, head 5 the lse nan");
+    REFUSED(
+        attend_own(&good), world->error, SEQPAR_ERR_KERNEL,
+        "an own attention kernel gives query 4, head 5 the lse nan; give a finite one, or -inf");
     own_lse = HUGE_VAL;
-    REFUSED(attend_own(&good), world->error, SEQPAR_ERR_KERNEL,
-            "an own attention kernel gives query 4, head 5 the lse inf");
+    REFUSED(
+        attend_own(&good), world->error, SEQPAR_ERR_KERNEL,
+        "an own attention kernel gives query 4, head 5 the lse inf; give a finite one, or -inf");
     close_rank();
     test_end("attention_own_kernel");
 }
@@ -1036,15 +1042,13 @@ static const limit self_limits[] = {
 
 static void check_mismatch(void) {
     seqpar_mismatch m = {"ring", "ring", 4, 5, 1, 2, 24, 16};
-    REFUSED(
-        seqpar_comm_mismatch(&error, &m), &error, SEQPAR_ERR_STEP,
-        "rank 1 is in 'ring' step 4, but what comes from rank 2 is of 'ring' step 5; all ranks "
-        "must make the same calls in the same order");
+    REFUSED(seqpar_comm_mismatch(&error, &m), &error, SEQPAR_ERR_STEP,
+            "rank 1 is in 'ring' step 4, but rank 2 sent a message of 'ring' step 5; all ranks "
+            "must make the same calls in the same order");
     m = (seqpar_mismatch){"ring", "grid", 4, 4, 1, 2, 24, 16};
-    REFUSED(
-        seqpar_comm_mismatch(&error, &m), &error, SEQPAR_ERR_STEP,
-        "rank 1 is in 'ring' step 4, but what comes from rank 2 is of 'grid' step 4; all ranks "
-        "must make the same calls in the same order");
+    REFUSED(seqpar_comm_mismatch(&error, &m), &error, SEQPAR_ERR_STEP,
+            "rank 1 is in 'ring' step 4, but rank 2 sent a message of 'grid' step 4; all ranks "
+            "must make the same calls in the same order");
     m.sent_name = "ring";
     REFUSED(seqpar_comm_mismatch(&error, &m), &error, SEQPAR_ERR_MESSAGE_SIZE,
             "'ring' step 4: rank 2 sent 16 bytes, rank 1 expects 24");
@@ -1276,9 +1280,9 @@ static void check_arithmetic(void) {
         _mm_setcsr(before);
         REFUSED(
             status, world->error, SEQPAR_ERR_ARITHMETIC,
-            "this process flushes denormal numbers to 0, so its bits are not those of others; "
-            "link without -ffast-math and -Ofast, or clear FTZ and DAZ before a context is "
-            "opened");
+            "this process flushes denormal numbers to 0, so its bits differ from those of other "
+            "processes; link without -ffast-math and -Ofast, or clear FTZ and DAZ before a "
+            "context is opened");
     }
 #endif
     seqpar_comm_free(world);
@@ -1295,8 +1299,8 @@ static void check_claims(void) {
     seqpar_ctx_close(&two);
     REFUSED(
         seqpar_ctx_open(&two, world, second, 1), world->error, SEQPAR_ERR_DEVICE,
-        "the device 'reference' is not that of a context which is open on the same world; give "
-        "both one device, or close the other first");
+        "another context is open on this world with a device other than 'reference'; open both "
+        "with one device, or close the other context first");
     seqpar_ctx_close(&two);
     seqpar_ctx_close(&one);
     first->error = &foreign;
@@ -1313,7 +1317,7 @@ static void check_claims(void) {
         lacks->operation = NULL; \
         REFUSED(seqpar_ctx_open(&one, world, lacks, 1), world->error, SEQPAR_ERR_DEVICE, \
                 "the device 'reference' has no operation " #operation \
-                "; every line of SEQPAR_DEVICE_OPS needs one"); \
+                "; set a function for every line of SEQPAR_DEVICE_OPS"); \
         seqpar_ctx_close(&one); \
         seqpar_device_close(lacks); \
     }
@@ -1337,8 +1341,8 @@ static void check_pool(void) {
         REFUSED(
             seqpar_buffer_new(&ctx, &buffer, 8, SEQPAR_MEM_OFFLOADED), world->error,
             SEQPAR_ERR_DEVICE,
-            "nothing can be offloaded from the device 'reference', which has no second pool; "
-            "leave it where it is");
+            "the device 'reference' has no second memory pool to offload to; offload nothing, or "
+            "use a device that has one");
         device->pool_alloc = whole.pool_alloc;
         device->pool_free = whole.pool_free;
         device->move = whole.move;
@@ -1356,7 +1360,7 @@ static void check_pool(void) {
     REFUSED(
         seqpar_buffer_new(&ctx, &buffer, INT64_MAX / 2, SEQPAR_MEM_OFFLOADED), world->error,
         SEQPAR_ERR_MEMORY,
-        "out of memory: 4611686018427387903 bytes to offload from device reference (0 there)");
+        "out of memory: 4611686018427387903 bytes to offload from device reference (0 are offloaded already)");
     REFUSED(seqpar_buffer_new(&ctx, &buffer, INT64_MAX / 2, SEQPAR_MEM_SCRATCH), world->error,
             SEQPAR_ERR_MEMORY,
             "out of memory: 4611686018427387903 bytes on device reference (0 in use)");
@@ -1494,8 +1498,8 @@ static const excuse excuses[] = {
     {"%lld ranks need threads", "a build without threads, which only test_headers makes"},
     {"files in %.400s cannot be mapped",
      "a build without threads, which only test_headers makes"},
-    {"this build fuses products with sums", "a build with -ffp-contract=fast: test_headers"},
-    {"dk and dv are not of the blocks of dq",
+    {"this build fuses products and sums", "a build with -ffp-contract=fast: test_headers"},
+    {"the blocks of dk and dv are not those of dq",
      "compared by test_device_attention, which makes such blocks"},
 };
 
