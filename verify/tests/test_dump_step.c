@@ -199,6 +199,11 @@ static void put_tensor(page *p, int64_t r, int what, int i) {
             say(p, key, "%.0f %.0f", (double)first, (double)sizes[i]);
         if (s.odd && !strcmp(s.odd, "gap") && r == s.world - 1 && what == GRAD) return;
     }
+    if (s.odd && !strcmp(s.odd, "short") && r == 0 && what == AFTER) {
+        last = sizes[i] / 2;
+        snprintf(key, sizeof key, "part.%s.%s", prefixes[what], names[i]);
+        say(p, key, "%.0f %.0f", 0, (double)sizes[i]);
+    }
     put(p, prefixes[what], i, s.of[r][what][i] + first, last - first,
         (s.bf16 && (what == PARAM || what == AFTER)) || (s.bf16_gradient && what == GRAD));
 }
@@ -598,6 +603,32 @@ static void test_clip(int use_sgd) {
         if (!limited) s.max_norm = 0;
         expect_named("clip_turns_sign", "step wrong");
     }
+}
+
+static void step_clipped_by_rank_0(int64_t r, int i, int64_t at) {
+    (void)r;
+    step_clipped_by_local(0, i, at);
+    s.of[r][AFTER][i][at] = s.of[0][AFTER][i][at];
+}
+static void step_half_unclipped(int64_t r, int i, int64_t at) {
+    if (at < sizes[i] / 2)
+        step_unclipped(r, i, at);
+    else
+        step_right(r, i, at);
+}
+
+/* Ranks whose new parameters are equal, in full or as far as the first one has them: a mistake
+   has to explain the step of each. */
+static void test_equal_ranks(void) {
+    make(4, 2, 0);
+    each_element(step_clipped_by_rank_0);
+    expect(1, "wrong: unknown places", "step wrong");
+    test_end("dump_step_of_rank_0_on_all");
+    make(4, 2, 0);
+    s.odd = "short";
+    each_element(step_half_unclipped);
+    expect(1, "wrong: unknown places", "step wrong");
+    test_end("dump_step_of_more_than_the_rank_before");
 }
 
 /* With the norm right, or not there: the step alone shows what clip went by. */
@@ -1039,6 +1070,7 @@ int main(int argc, char **argv) {
     TEST(test_norms_nearly_equal(1));
     TEST(test_clip(0));
     TEST(test_clip(1));
+    TEST(test_equal_ranks());
     TEST(test_clip_by_wrong_norms(0));
     TEST(test_clip_by_wrong_norms(1));
     TEST(test_own_settings(0));
