@@ -1335,13 +1335,13 @@ typedef struct seqpar_update_args {
                         SIGNED: round(127 sqrt(|x| / scale)) with the sign of x. POSITIVE:
                         round(255 sqrt(sqrt(x / scale))), at least 1 if x > 0. Values that are
                         read back and quantized again give the same bytes
-     CHANCE             stochastic rounding to the storage type, bf16: x becomes one of its two
+     STOCHASTIC         stochastic rounding to the storage type, bf16: x becomes one of its two
                         neighbours, the nearer one more likely, so that the mean is x. Number i
                         takes 16 bits of seqpar_random(seed, stream, (first + i) / 8) */
 enum seqpar_quantize_form {
     SEQPAR_QUANTIZE_SIGNED,
     SEQPAR_QUANTIZE_POSITIVE,
-    SEQPAR_QUANTIZE_CHANCE,
+    SEQPAR_QUANTIZE_STOCHASTIC,
     SEQPAR_QUANTIZE_GROUP = 256
 };
 typedef struct seqpar_quantize_args {
@@ -1557,8 +1557,11 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
 
 /* The largest number of freed buffers that a context caches. A step has one gradient buffer for
    each slice, and these are cached between two steps. */
-#ifndef SEQPAR_KEPT_BUFFERS
-#define SEQPAR_KEPT_BUFFERS 256
+#ifdef SEQPAR_KEPT_BUFFERS
+#error "seqpar: SEQPAR_KEPT_BUFFERS is called SEQPAR_CACHED_BUFFERS now"
+#endif
+#ifndef SEQPAR_CACHED_BUFFERS
+#define SEQPAR_CACHED_BUFFERS 256
 #endif
 
 typedef struct seqpar_ctx {
@@ -1573,8 +1576,8 @@ typedef struct seqpar_ctx {
     struct {
         void *data;
         int64_t bytes;
-    } kept[SEQPAR_KEPT_BUFFERS];
-    int64_t kept_count, kept_bytes;
+    } cached[SEQPAR_CACHED_BUFFERS];
+    int64_t cached_count, cached_bytes;
     void (*trace)(void *user, const seqpar_event *event);
     void *trace_user;
 } seqpar_ctx;
@@ -2230,7 +2233,7 @@ typedef struct seqpar_optim_desc {
     /* 8: moments quantized to 8 bits (SEQPAR_QUANTIZE_SIGNED, _POSITIVE), which cannot be
        offloaded; 0: accumulators. The error rule, but the same bits on any number of ranks */
     int state_bits;
-    /* 1: bf16 weights have no masters and are rounded stochastically (SEQPAR_QUANTIZE_CHANCE
+    /* 1: bf16 weights have no masters and are rounded stochastically (SEQPAR_QUANTIZE_STOCHASTIC
        with this seed, stream t) */
     int stochastic;
     uint64_t seed;
@@ -4815,11 +4818,12 @@ static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t 
     return t;
 }
 
-static void seqpar__send(seqpar__messages *m, int64_t peer, const void *data, int64_t bytes) {
+static void seqpar__add_send(seqpar__messages *m, int64_t peer, const void *data,
+                             int64_t bytes) {
     m->sends[m->send_count++] = seqpar__transfer(peer, data, bytes);
 }
 
-static void seqpar__recv(seqpar__messages *m, int64_t peer, void *data, int64_t bytes) {
+static void seqpar__add_recv(seqpar__messages *m, int64_t peer, void *data, int64_t bytes) {
     m->recvs[m->recv_count++] = seqpar__transfer(peer, data, bytes);
 }
 
@@ -4850,8 +4854,8 @@ SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, c
     for (int64_t r = 0; r < comm->size; at += bytes[r++]) {
         if (r == comm->rank && bytes[r]) memmove((char *)recv + at, send, (size_t)bytes[r]);
         if (r == comm->rank) continue;
-        seqpar__send(&m, r, send, bytes[comm->rank]);
-        seqpar__recv(&m, r, (char *)recv + at, bytes[r]);
+        seqpar__add_send(&m, r, send, bytes[comm->rank]);
+        seqpar__add_recv(&m, r, (char *)recv + at, bytes[r]);
     }
     group = seqpar__group(name, 0, &m);
     if (m.send_count) status = seqpar__exchange(comm, &group, NULL);
@@ -4919,9 +4923,9 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
     if (comm->size == 1) return SEQPAR_OK;
     if (!seqpar__messages_new(&m, comm->size, 1))
         return seqpar__no_memory(comm->error, "a broadcast");
-    if (comm->rank != root) seqpar__recv(&m, root, data, bytes);
+    if (comm->rank != root) seqpar__add_recv(&m, root, data, bytes);
     for (int64_t r = 0; comm->rank == root && r < comm->size; r++)
-        if (r != root) seqpar__send(&m, r, data, bytes);
+        if (r != root) seqpar__add_send(&m, r, data, bytes);
     group = seqpar__group("broadcast", 0, &m);
     status = seqpar__exchange(comm, &group, NULL);
     SEQPAR_FREE(m.sends);
@@ -5081,16 +5085,16 @@ typedef struct seqpar__hub {
     char text[512];
 } seqpar__hub;
 
-typedef struct seqpar__member { /* state of a comm */
+typedef struct seqpar__threads_comm { /* state of a comm */
     seqpar_comm comm;
     seqpar__hub *hub;
     uint64_t id;
     int64_t splits;
     /* (size) for each rank of the comm: its world rank; sends to it, receives from it so far */
     int64_t *world_rank, *sent, *received;
-} seqpar__member;
+} seqpar__threads_comm;
 
-static int64_t seqpar__world_rank(const seqpar__member *m) {
+static int64_t seqpar__world_rank(const seqpar__threads_comm *m) {
     return m->world_rank[m->comm.rank];
 }
 
@@ -5147,7 +5151,7 @@ static void seqpar__hub_wake(seqpar__hub *hub, int64_t rank) { /* locked */
 }
 
 /* Locked. Writes the hub's error as this rank's, after an abort, and returns its code. */
-static seqpar_status seqpar__hub_failed(seqpar__member *m) {
+static seqpar_status seqpar__hub_failed(seqpar__threads_comm *m) {
     seqpar__hub *hub = m->hub;
     if (hub->status == SEQPAR_ERR_DEADLOCK)
         return seqpar_fail(m->comm.error, SEQPAR_ERR_DEADLOCK, "%s", hub->text);
@@ -5155,7 +5159,7 @@ static seqpar_status seqpar__hub_failed(seqpar__member *m) {
                        (long long)hub->rank, hub->text);
 }
 
-static void seqpar__post_messages(seqpar__member *m, seqpar__message *to,
+static void seqpar__post_messages(seqpar__threads_comm *m, seqpar__message *to,
                                   const seqpar_group *group, int sending) {
     const seqpar_transfer *list = sending ? group->sends : group->recvs;
     int64_t count = sending ? group->send_count : group->recv_count;
@@ -5200,7 +5204,8 @@ static seqpar__message *seqpar__awaited(const seqpar__seat *seat, const seqpar__
 }
 
 /* Locked; unlocks while it copies. Wakes a rank when its request is complete or mismatched. */
-static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__message *recv) {
+static void seqpar__hub_copy(seqpar__threads_comm *m, seqpar__message *send,
+                             seqpar__message *recv) {
     seqpar__hub *hub = m->hub;
     int64_t ends[2];
     ends[0] = send->from;
@@ -5230,7 +5235,7 @@ static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__m
 
 /* Locked. Copies each message whose other end is posted already. Puts the other sends into the
    inboxes of their receivers. */
-static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
+static void seqpar__meet(seqpar__threads_comm *m, seqpar__posted *p) {
     seqpar__hub *hub = m->hub;
     seqpar__message *other;
     for (int64_t i = 0; i < p->send_count && !hub->aborted; i++) {
@@ -5253,7 +5258,7 @@ static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
    the other's thread runs. */
 static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group *group,
                                            void *queue, seqpar_request *request) {
-    seqpar__member *m = (seqpar__member *)comm->state;
+    seqpar__threads_comm *m = (seqpar__threads_comm *)comm->state;
     seqpar__hub *hub = m->hub;
     seqpar__posted *p = SEQPAR__NEW(seqpar__posted, 1);
     (void)queue;
@@ -5279,7 +5284,7 @@ static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group
 }
 
 /* Locked. Reports a mismatched message of any request of this rank. */
-static seqpar_status seqpar__wrong_message(seqpar__member *m) {
+static seqpar_status seqpar__wrong_message(seqpar__threads_comm *m) {
     const seqpar__posted *p;
     for (p = m->hub->seats[seqpar__world_rank(m)].posted; p; p = p->next)
         for (int64_t i = 0; i < p->recv_count; i++) {
@@ -5312,7 +5317,7 @@ static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted 
    ended, no rank could wake it, so it stops the world with DEADLOCK instead. */
 static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *request,
                                           void *queue) {
-    seqpar__member *m = (seqpar__member *)comm->state;
+    seqpar__threads_comm *m = (seqpar__threads_comm *)comm->state;
     seqpar__hub *hub = m->hub;
     seqpar__seat *seat = &hub->seats[seqpar__world_rank(m)];
     seqpar__posted *p = (seqpar__posted *)request->state;
@@ -5338,7 +5343,7 @@ static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *req
 }
 
 static void seqpar__threads_abort(seqpar_comm *comm, const char *text) {
-    seqpar__member *m = (seqpar__member *)comm->state;
+    seqpar__threads_comm *m = (seqpar__threads_comm *)comm->state;
     pthread_mutex_lock(&m->hub->lock);
     seqpar__hub_stop(m->hub, comm->error->status ? comm->error->status : SEQPAR_ERR_PEER,
                      seqpar__world_rank(m), text);
@@ -5346,24 +5351,25 @@ static void seqpar__threads_abort(seqpar_comm *comm, const char *text) {
 }
 
 static void seqpar__threads_free(seqpar_comm *comm) {
-    seqpar__member *m = (seqpar__member *)comm->state;
+    seqpar__threads_comm *m = (seqpar__threads_comm *)comm->state;
     SEQPAR_FREE(m->world_rank);
     SEQPAR_FREE(m);
 }
 
-static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error);
+static seqpar__threads_comm *seqpar__threads_comm_new(seqpar__hub *hub, int64_t size,
+                                                      seqpar_error *error);
 /* Makes a comm of the ranks of one color, in order of (key, rank). An all-gather gives every
    rank all colors and keys, from which it computes the ranks of its new comm. The id tells
    messages of this comm from those of other comms. */
 static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int64_t key,
                                            seqpar_comm **sub) {
-    seqpar__member *m = (seqpar__member *)comm->state, *s;
+    seqpar__threads_comm *m = (seqpar__threads_comm *)comm->state, *s;
     int64_t mine[2], *all = NULL, size = 0;
     mine[0] = color;
     mine[1] = key;
     SEQPAR__TRY(seqpar__gather_i64(comm, &all, mine, 2, "split"));
     for (int64_t r = 0; r < comm->size; r++) size += all[2 * r] == color;
-    s = seqpar__member_new(m->hub, size, comm->error);
+    s = seqpar__threads_comm_new(m->hub, size, comm->error);
     if (!s) {
         SEQPAR_FREE(all);
         return seqpar__no_memory(comm->error, "a comm");
@@ -5383,7 +5389,8 @@ static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int
     return SEQPAR_OK;
 }
 
-static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error) {
+static seqpar__threads_comm *seqpar__threads_comm_new(seqpar__hub *hub, int64_t size,
+                                                      seqpar_error *error) {
     static const seqpar_comm_table table = {"threads",
                                             seqpar__threads_begin,
                                             seqpar__threads_wait,
@@ -5391,7 +5398,7 @@ static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar
                                             seqpar__threads_abort,
                                             seqpar__threads_free,
                                             0};
-    seqpar__member *m = SEQPAR__NEW(seqpar__member, 1);
+    seqpar__threads_comm *m = SEQPAR__NEW(seqpar__threads_comm, 1);
     if (m) m->world_rank = SEQPAR__NEW(int64_t, 3 * size);
     if (!m || !m->world_rank) {
         SEQPAR_FREE(m);
@@ -5422,11 +5429,11 @@ static void *seqpar__thread_main(void *argument) {
     seqpar__thread *t = (seqpar__thread *)argument;
     seqpar__hub *hub = t->hub;
     seqpar_error error;
-    seqpar__member *m;
+    seqpar__threads_comm *m;
     seqpar_status status = SEQPAR_ERR_MEMORY;
     memset(&error, 0, sizeof error);
     error.rank = t->rank;
-    m = seqpar__member_new(hub, hub->size, &error);
+    m = seqpar__threads_comm_new(hub, hub->size, &error);
     if (m) {
         m->id = 1;
         m->comm.rank = t->rank;
@@ -5736,22 +5743,22 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
 /* Frees the oldest cached buffers until at most `leave` bytes are cached. */
 static void seqpar__cache_free(seqpar_ctx *ctx, int64_t leave) {
     int64_t n = 0;
-    while (ctx->kept_bytes > leave) {
-        ctx->device->free(ctx->device, ctx->kept[n].data);
-        ctx->kept_bytes -= ctx->kept[n++].bytes;
+    while (ctx->cached_bytes > leave) {
+        ctx->device->free(ctx->device, ctx->cached[n].data);
+        ctx->cached_bytes -= ctx->cached[n++].bytes;
     }
-    ctx->kept_count -= n;
-    for (int64_t i = 0; n && i < ctx->kept_count; i++) ctx->kept[i] = ctx->kept[i + n];
+    ctx->cached_count -= n;
+    for (int64_t i = 0; n && i < ctx->cached_count; i++) ctx->cached[i] = ctx->cached[i + n];
 }
 
 static void *seqpar__cache_take(seqpar_ctx *ctx, int64_t bytes) {
-    int64_t i = ctx->kept_count - 1;
+    int64_t i = ctx->cached_count - 1;
     void *data;
-    while (i >= 0 && ctx->kept[i].bytes != bytes) i--;
+    while (i >= 0 && ctx->cached[i].bytes != bytes) i--;
     if (i < 0) return NULL;
-    data = ctx->kept[i].data;
-    for (ctx->kept_count--; i < ctx->kept_count; i++) ctx->kept[i] = ctx->kept[i + 1];
-    ctx->kept_bytes -= bytes;
+    data = ctx->cached[i].data;
+    for (ctx->cached_count--; i < ctx->cached_count; i++) ctx->cached[i] = ctx->cached[i + 1];
+    ctx->cached_bytes -= bytes;
     return data;
 }
 
@@ -5828,11 +5835,11 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     else if (ctx->queue)
         ctx->device->free(ctx->device, buffer->data);
     else {
-        if (ctx->kept_count == SEQPAR_KEPT_BUFFERS)
-            seqpar__cache_free(ctx, ctx->kept_bytes - 1);
-        ctx->kept[ctx->kept_count].data = buffer->data;
-        ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
-        ctx->kept_bytes += buffer->bytes;
+        if (ctx->cached_count == SEQPAR_CACHED_BUFFERS)
+            seqpar__cache_free(ctx, ctx->cached_bytes - 1);
+        ctx->cached[ctx->cached_count].data = buffer->data;
+        ctx->cached[ctx->cached_count++].bytes = buffer->bytes;
+        ctx->cached_bytes += buffer->bytes;
     }
     seqpar__count_memory(ctx, buffer->kind, -buffer->bytes);
     memset(buffer, 0, sizeof *buffer);
@@ -5941,40 +5948,40 @@ static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads, int64_t strid
     for (; first < plan->count; first++) plan->ops[first].head_count = kv_heads;
 }
 
-static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t stride_index,
-                                          int64_t heads, int64_t request) {
+static seqpar_plan_op *seqpar__plan_add_range(seqpar_plan *plan, int op, int64_t stride_index,
+                                              int64_t stride, int64_t request) {
     seqpar_plan_op *o = seqpar__plan_add(plan, op);
-    o->head_begin = stride_index * heads;
-    o->head_count = heads;
+    o->head_begin = stride_index * stride;
+    o->head_count = stride;
     o->from = o->to = o->buffer = (int32_t)(stride_index % 2);
     o->request = (int32_t)request;
     o->sources = plan->ring_size;
     return o;
 }
 
-static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t heads) {
-    int64_t steps = kv_heads / heads;
+static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t stride) {
+    int64_t steps = kv_heads / stride;
     if (plan->ring_size == 1) {
-        seqpar__plan_ring(plan, kv_heads, heads);
+        seqpar__plan_ring(plan, kv_heads, stride);
         return;
     }
     plan->slots = 2;
     plan->requests = 2 * steps;
-    seqpar__plan_heads(plan, SEQPAR_PLAN_COPY, 0, heads, 0);
-    seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, 0, heads, 0);
+    seqpar__plan_add_range(plan, SEQPAR_PLAN_COPY, 0, stride, 0);
+    seqpar__plan_add_range(plan, SEQPAR_PLAN_GATHER, 0, stride, 0);
     for (int64_t g = 0; g < steps; g++) {
-        seqpar__plan_heads(plan, SEQPAR_PLAN_WAIT, g, heads, g);
+        seqpar__plan_add_range(plan, SEQPAR_PLAN_WAIT, g, stride, g);
         if (g + 1 < steps) { /* the next heads travel while these are computed */
-            seqpar__plan_heads(plan, SEQPAR_PLAN_COPY, g + 1, heads, g + 1);
-            seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, g + 1, heads, g + 1);
+            seqpar__plan_add_range(plan, SEQPAR_PLAN_COPY, g + 1, stride, g + 1);
+            seqpar__plan_add_range(plan, SEQPAR_PLAN_GATHER, g + 1, stride, g + 1);
         }
-        seqpar__plan_heads(plan, SEQPAR_PLAN_COMPUTE, g, heads, g);
+        seqpar__plan_add_range(plan, SEQPAR_PLAN_COMPUTE, g, stride, g);
         if (!plan->backward) continue;
-        if (g > 0) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, g - 1, heads, steps + g - 1);
-        seqpar__plan_heads(plan, SEQPAR_PLAN_RETURN, g, heads, steps + g);
+        if (g > 0) seqpar__plan_add_range(plan, SEQPAR_PLAN_FOLD, g - 1, stride, steps + g - 1);
+        seqpar__plan_add_range(plan, SEQPAR_PLAN_RETURN, g, stride, steps + g);
     }
     if (plan->backward)
-        seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
+        seqpar__plan_add_range(plan, SEQPAR_PLAN_FOLD, steps - 1, stride, 2 * steps - 1);
 }
 
 /* A line of SEQPAR_SCHEDULES (>>calls), which explains the fields. */
@@ -6175,7 +6182,7 @@ typedef struct seqpar__joined {
 
 struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
-    int64_t size, rank;                  /* positions of the ring; this rank's position */
+    int64_t size, position;              /* positions of the ring; this rank's position */
     int64_t heads, kv_heads, head_begin; /* of this member; head_begin: its first query head */
     /* requests of the backward plan, without HEADS and TOKENS; the second half are RETURNs */
     int64_t ring_requests;
@@ -6200,7 +6207,7 @@ struct seqpar_attn {
     seqpar__tasks *returns; /* (size) fold the dk, dv that position q returns to this one */
     /* (size) rows of dk and dv that are received from position q; that are sent to it. A row is
        head_dim elements of each head */
-    int64_t *return_elements, *outbox_elements;
+    int64_t *return_rows, *outbox_rows;
     /* slots in `store` for each query piece; slots in `pending` (>>exec) for each key piece */
     int64_t query_slots, key_slots;
     int64_t depth; /* of the stack that programs need */
@@ -6395,7 +6402,7 @@ static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *att
 }
 
 static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = &attn->shares[attn->position];
     int64_t begin, end;
     attn->visible_begin = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
     attn->visible_end = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
@@ -6439,7 +6446,7 @@ static int seqpar__join_pieces(seqpar_attn *attn, seqpar__joined *runs,
    prefix sums are the counts. Each row has one count more than it has tokens: ranges that end
    with the row subtract there, and the count is 0. */
 static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = &attn->shares[attn->position];
     int64_t size = attn->row_count, i, *seen;
     for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
     seen = SEQPAR__NEW(int64_t, size);
@@ -6476,9 +6483,9 @@ static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
     attn->runs = (seqpar__joined *)seqpar__list_calloc(
         &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->runs);
     for (int64_t i = 0; ok && attn->runs && i <= attn->size; i++) {
-        int64_t s = i < attn->size ? i : attn->rank;
+        int64_t s = i < attn->size ? i : attn->position;
         seqpar__bounds rows = {0, attn->shares[s].tokens};
-        if (s != attn->rank && !seqpar__gathers(attn)) rows = attn->recv_rows[s];
+        if (s != attn->position && !seqpar__gathers(attn)) rows = attn->recv_rows[s];
         ok = seqpar__join_pieces(attn, &attn->runs[i], &attn->shares[s], rows);
         attn->runs[i].pairs = seqpar__pairs(seen, &attn->shares[s]);
     }
@@ -6492,12 +6499,12 @@ static int seqpar__by_leaf(const void *a, const void *b) {
 }
 
 /* Relaxed: joins pieces of a document that are neighbours in the row and in memory, and cuts
-   the result into tiles of at most SEQPAR__FREE_TILE tokens. A tile's leaf number is made of
+   the result into tiles of at most SEQPAR__RELAXED_TILE tokens. A tile's leaf number is made of
    its row and its first token. */
-#ifndef SEQPAR__FREE_TILE
-#define SEQPAR__FREE_TILE 128
+#ifndef SEQPAR__RELAXED_TILE
+#define SEQPAR__RELAXED_TILE 128
 #endif
-static seqpar_status seqpar__free_tiles(seqpar_share *share) {
+static seqpar_status seqpar__relaxed_tiles(seqpar_share *share) {
     seqpar_share cut;
     int64_t capacity = 0;
     memset(&cut, 0, sizeof cut);
@@ -6509,10 +6516,10 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
                next->local == run.local + run.count && next->document == run.document;
              i++)
             run.count += next++->count;
-        for (int64_t at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
+        for (int64_t at = 0; at < run.count; at += SEQPAR__RELAXED_TILE) {
             tile = run;
             tile.start += at * run.stride;
-            tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
+            tile.count = SEQPAR__MIN((int64_t)SEQPAR__RELAXED_TILE, run.count - at);
             tile.leaf = (tile.row << SEQPAR__CELL_BITS) + tile.start;
             if (!seqpar__share_add(&cut, &capacity, tile)) {
                 SEQPAR_FREE(cut.pieces);
@@ -6542,7 +6549,7 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
             count += ranks[m].count;
         }
         attn->total += count;
-        if (members == 1 && r != attn->rank) {
+        if (members == 1 && r != attn->position) {
             *whole = ranks[r];
             memset(&ranks[r], 0, sizeof ranks[r]);
         } else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count)))
@@ -6560,9 +6567,9 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
         key->source /= (int32_t)members;
     }
     for (int64_t m = 0; m < members; m++) {
-        attn->parts[m] = ranks[attn->rank * members + m];
+        attn->parts[m] = ranks[attn->position * members + m];
         attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
-        memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
+        memset(&ranks[attn->position * members + m], 0, sizeof *ranks);
     }
     SEQPAR__WORK(attn->total + attn->forward.sp_size);
     return SEQPAR_OK;
@@ -6574,7 +6581,7 @@ static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
     int64_t s, n = 0;
     for (attn->total = s = 0; s < attn->size; s++) {
         seqpar_share *share = &attn->shares[s];
-        SEQPAR__TRY(seqpar__free_tiles(share));
+        SEQPAR__TRY(seqpar__relaxed_tiles(share));
         if (share->count)
             qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
         attn->total += share->count;
@@ -6615,12 +6622,12 @@ static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
     return end;
 }
 
-static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps,
+static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t hops,
                               int32_t *next, int32_t *nearest) {
     int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
     for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
         if (seqpar__sees(sight, query, k)) {
-            nearest[k] = steps;
+            nearest[k] = hops;
             next[k] = (int32_t)k + 1;
         }
 }
@@ -6632,7 +6639,7 @@ static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
 
 /* Ring hops until these keys are back at their owner. */
 static int64_t seqpar__hops_home(const seqpar_attn *attn, int64_t source) {
-    int64_t way = source - attn->rank;
+    int64_t way = source - attn->position;
     if (way == 0) return attn->size;
     return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
 }
@@ -6653,10 +6660,10 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
         nearest[k] = INT32_MAX;
     }
     for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
-        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++)
+        for (s = (attn->position + i * on) % size, k = begin[s]; k < begin[s + 1]; k++)
             seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
     for (k = 0; k <= total; k++) next[k] = (int32_t)k;
-    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++)
+    for (k = begin[attn->position]; k < begin[attn->position + 1]; k++)
         seqpar__note_seen(sight, sight->number[k], 1, next, here);
     for (s = 0; s < size; s++) {
         attn->send_rows[s].begin = attn->recv_rows[s].begin = attn->shares[s].tokens;
@@ -6668,7 +6675,7 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
         i = seqpar__hops_home(attn, s);
         if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
         if (nearest[k] < i) seqpar__widen(&attn->send_rows[s], p);
-        if (nearest[k] < i || (here[k] && s != attn->rank))
+        if (nearest[k] < i || (here[k] && s != attn->position))
             seqpar__widen(&attn->recv_rows[s], p);
     }
     SEQPAR_FREE(next);
@@ -6716,12 +6723,12 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
         &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
     attn->returns = (seqpar__tasks *)seqpar__list_calloc(
         &attn->lists, attn->size * (int64_t)sizeof *attn->returns);
-    attn->return_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
-    attn->outbox_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
+    attn->return_rows = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
+    attn->outbox_rows = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
     attn->slot_row = (int64_t *)seqpar__list_calloc(&attn->lists, (attn->size + 1) * 8);
     attn->step_of = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
     if (!attn->shares || !attn->bounds || !attn->recv_rows || !attn->steps || !attn->returns ||
-        !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of)
+        !attn->return_rows || !attn->outbox_rows || !attn->slot_row || !attn->step_of)
         return SEQPAR_ERR_MEMORY;
     SEQPAR__TRY(seqpar__attn_split(ctx, attn));
     for (int64_t r = 0; r < attn->size; r++) {
@@ -6842,7 +6849,7 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
                                         int64_t source, const seqpar_piece *p) {
     seqpar_attn_keys k;
     int64_t base = attn->slot_row[source] - attn->slot_row[step->source];
-    int own_slot = step->sources == 1 && source == attn->rank;
+    int own_slot = step->sources == 1 && source == attn->position;
     k.k_row = base + p->local;
     k.v_row = base + p->local + (own_slot ? 0 : attn->shares[source].tokens);
     k.start = p->start;
@@ -6965,8 +6972,8 @@ static seqpar_status seqpar__program_query(seqpar_attn *attn, seqpar__writer *p,
 static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
     int64_t source = attn->order[key].source;
     seqpar__attn_step *step = &attn->steps[attn->step_of[source]];
-    seqpar__tasks *tasks = source == attn->rank ? &step->own
-                                                : &step->foreign[source - step->source];
+    seqpar__tasks *tasks = source == attn->position ? &step->own
+                                                    : &step->foreign[source - step->source];
     seqpar_attn_task *task = seqpar__task_add(tasks, tasks->count);
     task->order = step->sources > 1 ? key : attn->order[key].piece;
     tasks->pieces[task->piece] = *seqpar__ordered_piece(attn, key);
@@ -7001,9 +7008,9 @@ static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writ
         program[n].index = 0;
     }
     attn->depth = SEQPAR__MAX(attn->depth, depth);
-    task->store_base = attn->outbox_elements[source];
+    task->store_base = attn->outbox_rows[source];
     task->store_stride = 2 * seqpar__ordered_piece(attn, key)->count;
-    attn->outbox_elements[source] += nodes * task->store_stride;
+    attn->outbox_rows[source] += nodes * task->store_stride;
     return SEQPAR_OK;
 }
 
@@ -7013,7 +7020,7 @@ static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writ
 static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p, int64_t q,
                                             int64_t piece, const int64_t *leaves, int64_t n,
                                             seqpar_fold *fold) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = &attn->shares[attn->position];
     seqpar__tasks *tasks = &attn->returns[q];
     seqpar_attn_task *task;
     seqpar__span *value;
@@ -7031,8 +7038,8 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
     }
     task = seqpar__task_add(tasks, tasks->count);
     tasks->pieces[task->piece] = mine->pieces[piece];
-    task->inbox_base = attn->return_elements[q];
-    attn->return_elements[q] += nodes * 2 * mine->pieces[piece].count;
+    task->inbox_base = attn->return_rows[q];
+    attn->return_rows[q] += nodes * 2 * mine->pieces[piece].count;
     SEQPAR__TRY(seqpar__task_take(attn, task, fold));
     task->store_base = 2 * mine->pieces[piece].local;
     task->store_stride = 2 * mine->tokens;
@@ -7045,18 +7052,18 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
    llama3, in order of their numbers. */
 static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer *p,
                                                int64_t piece, seqpar_fold *fold) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = &attn->shares[attn->position];
     int64_t n = seqpar__list_queries(p, p->mine[piece]), q, own;
     const int64_t *leaves = seqpar__list_leaves(p, n);
     seqpar__list_by_source(p, n);
-    own = p->at[attn->rank + 1] - p->at[attn->rank];
+    own = p->at[attn->position + 1] - p->at[attn->position];
     if (attn->desc.kernel) own = own > 0; /* the kernel returns one sum over own queries */
     seqpar_fold_init(fold, leaves, n);
     fold->running = attn->desc.relaxed;
     if (fold->running) /* each other position that sees the key returns one value */
         for (fold->leaf_count = own, q = 0; q < attn->size; q++)
-            fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
-    for (int64_t i = p->at[attn->rank]; i < p->at[attn->rank] + own; i++)
+            fold->leaf_count += q != attn->position && p->at[q + 1] > p->at[q];
+    for (int64_t i = p->at[attn->position]; i < p->at[attn->position] + own; i++)
         SEQPAR__TRY(seqpar__push_leaf(
             fold, p->by[i], attn->desc.kernel ? 0 : attn->order[p->list[p->by[i]]].piece));
     if (own) {
@@ -7068,8 +7075,8 @@ static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer
     }
     for (q = 1; q < attn->size; q++) {
         int64_t from = seqpar__gathers(attn)
-                           ? q - (q <= attn->rank)
-                           : (attn->rank + q * attn->backward.next) % attn->size;
+                           ? q - (q <= attn->position)
+                           : (attn->position + q * attn->backward.next) % attn->size;
         SEQPAR__TRY(seqpar__program_return(attn, p, from, piece, leaves, n, fold));
     }
     return SEQPAR_OK;
@@ -7078,7 +7085,7 @@ static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer
 /* Makes a compute step of each COMPUTE, and allocates its tasks. Both plans have the same
    COMPUTEs; the backward plan is read. */
 static seqpar_status seqpar__program_steps(seqpar_attn *attn, seqpar__writer *p) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = &attn->shares[attn->position];
     for (int64_t i = 0; i < attn->backward.count; i++) {
         const seqpar_plan_op *op = &attn->backward.ops[i];
         seqpar__attn_step *step;
@@ -7095,7 +7102,8 @@ static seqpar_status seqpar__program_steps(seqpar_attn *attn, seqpar__writer *p)
             return SEQPAR_ERR_MEMORY;
         step->queries.pieces = mine->pieces;
         for (int64_t s = op->source; s < op->source + op->sources; s++) {
-            seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - op->source];
+            seqpar__tasks *keys = s == attn->position ? &step->own
+                                                      : &step->foreign[s - op->source];
             attn->step_of[s] = attn->step_count;
             if (!seqpar__tasks_new(attn, keys, attn->shares[s].count,
                                    attn->shares[s].count + p->own, attn->shares[s].count))
@@ -7110,7 +7118,8 @@ static seqpar_status seqpar__program_steps(seqpar_attn *attn, seqpar__writer *p)
                 seqpar__keys_of(attn, step, s, &attn->shares[s].pieces[i]);
         }
     for (int64_t s = 0; s < attn->size; s++)
-        if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0))
+        if (s != attn->position &&
+            !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0))
             return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
@@ -7131,12 +7140,14 @@ static seqpar_status seqpar__programs_write(seqpar_attn *attn, seqpar__writer *p
     }
     for (int64_t s = 0; s < attn->size; s++) {
         seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
-        seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
-        for (int64_t k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++)
+        seqpar__tasks *keys = s == attn->position ? &step->own
+                                                  : &step->foreign[s - step->source];
+        for (int64_t k = p->sight.begin[s]; s != attn->position && k < p->sight.begin[s + 1];
+             k++)
             SEQPAR__TRY(seqpar__program_foreign_key(attn, p, p->sight.number[k], &near));
         /* the query pieces follow the tasks' pieces, as seqpar_attn_backward_args needs them */
         if (keys->count)
-            memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces,
+            memcpy(keys->pieces + keys->count, attn->shares[attn->position].pieces,
                    (size_t)p->own * sizeof *keys->pieces);
     }
     return SEQPAR_OK;
@@ -7144,7 +7155,7 @@ static seqpar_status seqpar__programs_write(seqpar_attn *attn, seqpar__writer *p
 
 static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
     int64_t most = 0;
-    p->own = attn->shares[attn->rank].count;
+    p->own = attn->shares[attn->position].count;
     for (int64_t s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
     p->mine = SEQPAR__NEW(int64_t, p->own + attn->size + 2 + attn->total);
     p->list = SEQPAR__NEW(int32_t, 2 * attn->total + p->own);
@@ -7156,7 +7167,7 @@ static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
     p->by = p->list + attn->total;
     p->operands = p->by + attn->total;
     for (int64_t i = 0; i < p->own; i++)
-        p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
+        p->mine[i] = p->sight.number[p->sight.begin[attn->position] + i];
     return SEQPAR_OK;
 }
 
@@ -7232,7 +7243,7 @@ enum {
 };
 static int64_t seqpar__user_offset(const seqpar__attn_exec *r, int64_t kv_heads, int what) {
     const seqpar_attn *attn = r->attn;
-    int64_t d = attn->desc.head_dim, tokens = attn->shares[attn->rank].tokens, most = 0;
+    int64_t d = attn->desc.head_dim, tokens = attn->shares[attn->position].tokens, most = 0;
     int64_t sum = tokens * kv_heads * (attn->heads / attn->kv_heads) * (d + 1);
     for (int64_t s = 0; r->plan->backward && s < attn->size; s++)
         most = SEQPAR__MAX(most, attn->shares[s].tokens);
@@ -7246,7 +7257,7 @@ static int64_t seqpar__user_offset(const seqpar__attn_exec *r, int64_t kv_heads,
    rank; with llama3, those of all ranks. */
 static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
     seqpar_attn *attn = r->attn;
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = &attn->shares[attn->position];
     int64_t size = seqpar_dtype_bytes(r->ctx->device->storage);
     int64_t acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
     int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim;
@@ -7268,10 +7279,10 @@ static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
                                       attn->key_slots * 2 * mine->tokens * nh * d * acc,
                                       SEQPAR_MEM_SCRATCH));
     for (int64_t q = 0; q < attn->size; q++) {
-        r->out_begin[q + 1] = r->out_begin[q] + attn->outbox_elements[q];
-        r->in_begin[q + 1] = r->in_begin[q] + attn->return_elements[q];
-        out = SEQPAR__MAX(out, attn->outbox_elements[q]);
-        in = SEQPAR__MAX(in, attn->return_elements[q]);
+        r->out_begin[q + 1] = r->out_begin[q] + attn->outbox_rows[q];
+        r->in_begin[q + 1] = r->in_begin[q] + attn->return_rows[q];
+        out = SEQPAR__MAX(out, attn->outbox_rows[q]);
+        in = SEQPAR__MAX(in, attn->return_rows[q]);
     }
     if (gathers) {
         out = r->out_begin[attn->size];
@@ -7305,10 +7316,10 @@ static seqpar_status seqpar__exec_shift(seqpar__attn_exec *r, const seqpar_plan_
     seqpar_transfer sends[2], recvs[2];
     seqpar__messages m = {sends, recvs, 0, 0};
     seqpar_group group;
-    seqpar__send(&m, send_to, k + out->begin * row, sent);
-    seqpar__send(&m, send_to, v + out->begin * row, sent);
-    seqpar__recv(&m, recv_from, to, received);
-    seqpar__recv(&m, recv_from, to + attn->shares[arriving].tokens * row, received);
+    seqpar__add_send(&m, send_to, k + out->begin * row, sent);
+    seqpar__add_send(&m, send_to, v + out->begin * row, sent);
+    seqpar__add_recv(&m, recv_from, to, received);
+    seqpar__add_recv(&m, recv_from, to + attn->shares[arriving].tokens * row, received);
     group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, &m);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
@@ -7316,10 +7327,10 @@ static seqpar_status seqpar__exec_shift(seqpar__attn_exec *r, const seqpar_plan_
 static seqpar_status seqpar__exec_copy(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage);
-    int64_t tokens = r->attn->shares[r->attn->rank].tokens;
+    int64_t tokens = r->attn->shares[r->attn->position].tokens;
     int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size;
     int64_t head = op->head_begin * d * size;
-    char *to = (char *)r->slot[op->to].data + r->attn->slot_row[r->attn->rank] * to_row;
+    char *to = (char *)r->slot[op->to].data + r->attn->slot_row[r->attn->position] * to_row;
     dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens,
                    r->ctx->queue);
     dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row,
@@ -7348,12 +7359,13 @@ static seqpar_status seqpar__exec_all_to_all(seqpar__attn_exec *r, int64_t reque
     seqpar_status status;
     if (!seqpar__messages_new(&m, size, size)) return seqpar__no_memory(r->ctx->error, a->name);
     for (int64_t q = 0; q < size; q++) {
-        const int64_t *out = a->out_begin + (a->same_out ? r->attn->rank : q);
+        const int64_t *out = a->out_begin + (a->same_out ? r->attn->position : q);
         const int64_t *in = a->in_begin + q;
-        if (q == r->attn->rank) continue;
-        seqpar__send(&m, seqpar__peer(r, q), a->out + out[0] * a->row,
-                     (out[1] - out[0]) * a->row);
-        seqpar__recv(&m, seqpar__peer(r, q), a->in + in[0] * a->row, (in[1] - in[0]) * a->row);
+        if (q == r->attn->position) continue;
+        seqpar__add_send(&m, seqpar__peer(r, q), a->out + out[0] * a->row,
+                         (out[1] - out[0]) * a->row);
+        seqpar__add_recv(&m, seqpar__peer(r, q), a->in + in[0] * a->row,
+                         (in[1] - in[0]) * a->row);
     }
     group = seqpar__group(a->name, request, &m);
     status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
@@ -7388,10 +7400,10 @@ static seqpar_status seqpar__exec_return(seqpar__attn_exec *r, const seqpar_plan
                                 0};
         return seqpar__exec_all_to_all(r, op->request, &a);
     }
-    seqpar__send(&m, seqpar__peer(r, op->send_to), r->outbox[op->buffer].data,
-                 r->attn->outbox_elements[op->send_to] * row);
-    seqpar__recv(&m, seqpar__peer(r, op->recv_from), r->inbox[op->buffer].data,
-                 r->attn->return_elements[op->recv_from] * row);
+    seqpar__add_send(&m, seqpar__peer(r, op->send_to), r->outbox[op->buffer].data,
+                     r->attn->outbox_rows[op->send_to] * row);
+    seqpar__add_recv(&m, seqpar__peer(r, op->recv_from), r->inbox[op->buffer].data,
+                     r->attn->return_rows[op->recv_from] * row);
     group = seqpar__group("dk, dv to owners", op->request, &m);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
@@ -7573,7 +7585,7 @@ static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
     a.visible_end = attn->visible_end;
     a.q = seqpar__at(r->args.q, first * d, storage);
     a.k = seqpar__at(k, row * a.k_stride, storage);
-    if (op->sources > 1 || s != attn->rank) row += attn->shares[s].tokens; /* v behind k */
+    if (op->sources > 1 || s != attn->position) row += attn->shares[s].tokens; /* v behind k */
     a.v = seqpar__at(v, row * a.v_stride, storage);
     if (!r->plan->backward) return a;
     a.dout = seqpar__at(r->args.dout, first * d, storage);
@@ -7594,8 +7606,8 @@ static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
     for (int64_t i = 0; i < tasks->count; i++) {
         const seqpar_piece *p = &tasks->pieces[tasks->task[i].piece];
         int64_t from = (p->local - r->attn->runs[s].begin) * row, bytes = p->count * row;
-        char *at = (char *)to + row * (s == r->attn->rank ? tasks->task[i].inbox_base
-                                                          : tasks->task[i].store_base);
+        char *at = (char *)to + row * (s == r->attn->position ? tasks->task[i].inbox_base
+                                                              : tasks->task[i].store_base);
         dev->copy(dev, at, dk + from, bytes, r->ctx->queue);
         dev->copy(dev, at + bytes, dv + from, bytes, r->ctx->queue);
     }
@@ -7643,8 +7655,8 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
     seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
     if (step == attn->steps) SEQPAR__TRY(seqpar__user_merge(r, op, 0, 0));
     for (int64_t s = op->source; s < op->source + op->sources; s++) {
-        const seqpar__tasks *tasks = s == attn->rank ? &step->own
-                                                     : &step->foreign[s - op->source];
+        const seqpar__tasks *tasks = s == attn->position ? &step->own
+                                                         : &step->foreign[s - op->source];
         int64_t row = gathers ? r->out_begin[s] : 0;
         seqpar_attn_source a;
         if (tasks->count == 0) continue; /* no query sees a key of this source */
@@ -7653,10 +7665,10 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
         SEQPAR__TRY(seqpar__user_merge(r, op, 1, 0));
         if (!r->plan->backward) continue;
         seqpar__user_keys(r, op, tasks, s,
-                          s == attn->rank ? pieces
-                                          : seqpar__at(r->outbox[op->buffer].data,
-                                                       row * op->head_count * a.head_dim,
-                                                       r->ctx->device->accumulator));
+                          s == attn->position ? pieces
+                                              : seqpar__at(r->outbox[op->buffer].data,
+                                                           row * op->head_count * a.head_dim,
+                                                           r->ctx->device->accumulator));
     }
     if (step == attn->steps + attn->step_count - 1)
         SEQPAR__TRY(seqpar__user_merge(r, op, 0, 1));
@@ -7745,7 +7757,7 @@ static int64_t seqpar__heads_tensors(const seqpar__attn_exec *r, int results,
 static int64_t seqpar__gathered_bytes(const seqpar__attn_exec *r,
                                       const seqpar__heads_tensor *t) {
     int64_t heads = t->field->kv ? r->attn->kv_heads : r->attn->heads;
-    return (r->attn->shares[r->attn->rank].tokens * heads * t->unit + 63) & ~(int64_t)63;
+    return (r->attn->shares[r->attn->position].tokens * heads * t->unit + 63) & ~(int64_t)63;
 }
 
 /* Bytes of this member's tokens of a tensor, for the heads of all members. */
@@ -7851,11 +7863,11 @@ static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_pl
         seqpar__exec_copies(r, results, b, rows, mine);
         if (b->member == r->plan->member) continue;
         if (results) {
-            seqpar__send(m, peer, rows, tokens * mine);
-            seqpar__recv(m, peer, b->stage, own * b->width);
+            seqpar__add_send(m, peer, rows, tokens * mine);
+            seqpar__add_recv(m, peer, b->stage, own * b->width);
         } else {
-            seqpar__send(m, peer, b->stage, own * b->width);
-            seqpar__recv(m, peer, rows, tokens * mine);
+            seqpar__add_send(m, peer, b->stage, own * b->width);
+            seqpar__add_recv(m, peer, rows, tokens * mine);
         }
     }
     /* The group's step must be equal on all members. A request number may differ: with llama3
@@ -7999,7 +8011,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     p.backward = 1;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
     attn->size = attn->forward.ring_size;
-    attn->rank = attn->forward.position;
+    attn->position = attn->forward.position;
     attn->ring_requests = attn->backward.requests - (attn->forward.ulysses_size > 1 ? 2 : 0);
     attn->kv_heads = attn->forward.kv_count;
     attn->heads = seqpar__member_heads(&attn->forward, d, attn->forward.member, 0,
@@ -8097,7 +8109,7 @@ SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
 static seqpar_status seqpar__exec_compute(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
-    int own_slot = op->sources == 1 && op->source == r->attn->rank;
+    int own_slot = op->sources == 1 && op->source == r->attn->position;
     const void *k = own_slot ? r->k : r->slot[op->from].data;
     const void *v = own_slot ? r->v : r->slot[op->from].data;
     int64_t before = dev->attn_flops, number = r->compute++;
@@ -8125,7 +8137,8 @@ static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_o
     if (!seqpar__gathers(r->attn)) { /* ring, step s: received from position rank + s * next */
         memory.store = r->pending[0].data;
         return seqpar__exec_tasks(
-            r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
+            r, op,
+            &r->attn->returns[(r->attn->position + step * r->plan->next) % r->attn->size],
             r->ctx->device->attn_return, &memory);
     }
     memory.store = r->pending[op->buffer].data;
@@ -8213,7 +8226,7 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     a.heads = attn->heads;
     a.kv_heads = attn->kv_heads;
     a.head_dim = attn->desc.head_dim;
-    a.q_tokens = attn->shares[attn->rank].tokens;
+    a.q_tokens = attn->shares[attn->position].tokens;
     a.scale = attn->desc.scale;
     a.softcap = attn->desc.softcap;
     a.sinks = io->sinks ? seqpar__at(io->sinks, attn->head_begin, ctx->device->accumulator)
@@ -10219,7 +10232,7 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                    (n * from->node_stride + s.offset - first) * size;
                 char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
                 if (w != ctx->world->rank)
-                    seqpar__send(&list, w, data, s.count * size);
+                    seqpar__add_send(&list, w, data, s.count * size);
                 else
                     ctx->device->copy(ctx->device, to, data, s.count * size, ctx->queue);
             }
@@ -10228,9 +10241,9 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
         for (int64_t n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
             for (s = seqpar__part_begin(&o->blocks, slice, base + own);
                  seqpar__part_next(&o->blocks, &s, base + own + mine);)
-                seqpar__recv(&list, w,
-                             (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
-                             s.count * size);
+                seqpar__add_recv(&list, w,
+                                 (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
+                                 s.count * size);
     /* The step number of the message group identifies slice and source. Micro-batches can
        share it, because they are sent in order */
     g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, &list);
@@ -10418,7 +10431,7 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
 }
 
 /* Runs one operation of a fold program. leaves->leaf computes the leaves. */
-static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *place,
+static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *stored,
                                          const seqpar_fold_op *op,
                                          const seqpar_leaves *leaves) {
     seqpar_device *d = ctx->device;
@@ -10429,12 +10442,12 @@ static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *plac
         *top += bytes;
         return leaves->leaf(leaves->user, *top - bytes, op->index);
     case SEQPAR_FOLD_LOAD:
-        d->copy(d, *top, place, bytes, ctx->queue);
+        d->copy(d, *top, stored, bytes, ctx->queue);
         *top += bytes;
         return SEQPAR_OK;
     case SEQPAR_FOLD_STORE:
         *top -= bytes;
-        d->copy(d, place, *top, bytes, ctx->queue);
+        d->copy(d, stored, *top, bytes, ctx->queue);
         return SEQPAR_OK;
     default: /* COMBINE; a token fold has no other operation */
         *top -= bytes;
@@ -10572,9 +10585,9 @@ static void seqpar__owned_message(const seqpar__owned_span *h, int sending, int6
     char *data = (char *)h->data + at * h->block_bytes / SEQPAR_PARAM_BLOCK;
     int64_t bytes = count * h->block_bytes / SEQPAR_PARAM_BLOCK;
     if (sending)
-        seqpar__send(m, peer, data, bytes);
+        seqpar__add_send(m, peer, data, bytes);
     else
-        seqpar__recv(m, peer, data, bytes);
+        seqpar__add_recv(m, peer, data, bytes);
 }
 
 /* Lists a message to `peer` for each range of the span that this rank owns, or from it for each
@@ -10734,12 +10747,12 @@ static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part 
 
 /* For weights without masters: widens them before the update (back), and rounds them
    stochastically after it. */
-static seqpar_status seqpar__update_chance(seqpar_ctx *ctx, const seqpar_optim *o, void *master,
-                                           void *params, int64_t first, int64_t count,
-                                           int back) {
+static seqpar_status seqpar__update_stochastic(seqpar_ctx *ctx, const seqpar_optim *o,
+                                               void *master, void *params, int64_t first,
+                                               int64_t count, int back) {
     seqpar_quantize_args a;
     memset(&a, 0, sizeof a);
-    a.form = SEQPAR_QUANTIZE_CHANCE;
+    a.form = SEQPAR_QUANTIZE_STOCHASTIC;
     a.back = back;
     a.x = master;
     a.codes = params;
@@ -10766,7 +10779,7 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
         a.working = a.p && !o->desc.stochastic ? params : NULL;
         if (!a.p) a.p = params;
         if (o->desc.stochastic)
-            SEQPAR__TRY(seqpar__update_chance(ctx, o, a.p, params, s.at, s.count, 1));
+            SEQPAR__TRY(seqpar__update_stochastic(ctx, o, a.p, params, s.at, s.count, 1));
         a.g = seqpar__at(part->gradient, at, dev->accumulator);
         a.m = seqpar__update_at(ctx, part, SEQPAR__STATE_M, at);
         a.v = seqpar__update_at(ctx, part, SEQPAR__STATE_V, at);
@@ -10781,7 +10794,7 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
         SEQPAR__TRY(
             (o->desc.kind == SEQPAR_OPTIM_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
         if (o->desc.stochastic)
-            SEQPAR__TRY(seqpar__update_chance(ctx, o, a.p, params, s.at, s.count, 0));
+            SEQPAR__TRY(seqpar__update_stochastic(ctx, o, a.p, params, s.at, s.count, 0));
     }
     return SEQPAR_OK;
 }
@@ -11117,7 +11130,7 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                                   {"params_shared", d->params_shared, 0},
                                   {"what is offloaded", d->offload, 0},
                                   {"the bits of the state", d->state_bits, 0},
-                                  {"rounding by chance", d->stochastic, 0},
+                                  {"stochastic rounding", d->stochastic, 0},
                                   {"its seed", (int64_t)d->seed, 0}};
     settings[1].value = seqpar__setting_tensors(t, count);
     return seqpar__ranks_agree(ctx->world, "an optimizer", settings,
@@ -11165,7 +11178,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
     if (desc->stochastic && ctx->device->storage != SEQPAR_DTYPE_BF16)
         return seqpar_fail(
             ctx->error, SEQPAR_ERR_OPTION,
-            "rounding by chance is for weights in bf16; the device '%s' has others",
+            "stochastic rounding is for weights in bf16; the device '%s' has others",
             ctx->device->name);
     SEQPAR__TRY(seqpar__check_tensors(__func__, ctx->error, tensors, tensor_count));
     SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
@@ -11471,8 +11484,9 @@ static int64_t seqpar__shards_copy(const seqpar_ctx *ctx, const seqpar_shards *s
 
 /* Copies this rank's blocks of the slices [slice, past) to where h->data holds their
    parameters. Returns how many moves to wait for. */
-static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
-                                  const seqpar__owned_span *h, int64_t slice, int64_t past) {
+static int64_t seqpar__shards_copy_own(const seqpar_ctx *ctx, const seqpar_shards *s,
+                                       const seqpar__owned_span *h, int64_t slice,
+                                       int64_t past) {
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, moves = 0;
     int64_t own = seqpar__compact_begin(&s->blocks, ctx, slice);
     seqpar__part part;
@@ -11492,9 +11506,10 @@ static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
 /* Begins to gather the slices [slice, past) into `data`, which begins with the parameter at
    offset `first`. If parameters are offloaded, waits until this rank's blocks are loaded, since
    they are sent to other ranks. */
-static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
-                                         int64_t first, int64_t slice, int64_t past,
-                                         int64_t *moves, seqpar_request *request) {
+static seqpar_status seqpar__shards_gather_begin(seqpar_ctx *ctx, const seqpar_shards *s,
+                                                 void *data, int64_t first, int64_t slice,
+                                                 int64_t past, int64_t *moves,
+                                                 seqpar_request *request) {
     seqpar__owned_span h;
     h.data = data;
     h.begin = s->blocks.slice_begin[slice];
@@ -11504,7 +11519,7 @@ static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s
     h.queue = ctx->queue;
     h.name = "parameters from owners";
     h.first = first;
-    *moves = seqpar__shards_lay(ctx, s, &h, slice, past);
+    *moves = seqpar__shards_copy_own(ctx, s, &h, slice, past);
     if (ctx->world->size > 1) SEQPAR__TRY(seqpar__moved(ctx, *moves));
     return seqpar__share_begin(ctx, &s->blocks, &h, request);
 }
@@ -11525,9 +11540,9 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
                                   elements * seqpar_dtype_bytes(ctx->device->storage),
                                   SEQPAR_MEM_WEIGHTS));
     s->held[*index].group = group;
-    return seqpar__shards_send(ctx, s, s->held[*index].whole.data, first, b->group_slice[group],
-                               b->group_slice[group + 1], &s->held[*index].moves,
-                               &s->held[*index].request);
+    return seqpar__shards_gather_begin(ctx, s, s->held[*index].whole.data, first,
+                                       b->group_slice[group], b->group_slice[group + 1],
+                                       &s->held[*index].moves, &s->held[*index].request);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
@@ -11558,7 +11573,8 @@ SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shar
     seqpar_request request;
     int64_t moves;
     SEQPAR__TRY(seqpar__check_elements(ctx->error, &s->blocks, elements));
-    SEQPAR__TRY(seqpar__shards_send(ctx, s, params, 0, 0, s->blocks.slices, &moves, &request));
+    SEQPAR__TRY(
+        seqpar__shards_gather_begin(ctx, s, params, 0, 0, s->blocks.slices, &moves, &request));
     SEQPAR__TRY(seqpar__moved(ctx, moves));
     return seqpar_comm_wait(ctx->world, &request, ctx->queue);
 }
@@ -11841,7 +11857,8 @@ static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *fr
     return 0;
 }
 
-static seqpar_status seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
+static seqpar_status seqpar__host_wait_moves(seqpar_device *device, int64_t moves,
+                                             void *queue) {
     (void)device;
     (void)moves;
     (void)queue;
@@ -11954,7 +11971,8 @@ static struct seqpar__mover *seqpar__mover(seqpar_device *device) {
     return NULL;
 }
 
-static seqpar_status seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
+static seqpar_status seqpar__host_wait_moves(seqpar_device *device, int64_t moves,
+                                             void *queue) {
     struct seqpar__mover *m = device->mover;
     (void)queue;
     if (!m) return SEQPAR_OK;
@@ -11971,7 +11989,7 @@ static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *fr
     int64_t begun = m ? m->begun : 0;
     if (!m) seqpar__host_copy(device, to, from, bytes, queue);
     if (!m || bytes <= 0) return begun;
-    (void)seqpar__host_moved(device, begun + 1 - SEQPAR__MOVES, queue);
+    (void)seqpar__host_wait_moves(device, begun + 1 - SEQPAR__MOVES, queue);
     pthread_mutex_lock(&m->lock);
     m->moves[begun % SEQPAR__MOVES].to = to;
     m->moves[begun % SEQPAR__MOVES].from = from;
@@ -12084,10 +12102,10 @@ typedef struct seqpar__machine {
     int64_t value_bytes;
     seqpar__leaf_fn leaf;
     void (*combine)(void *user, void *into, const void *other);
-    void (*move)(void *user, void *value, int64_t place, int to_store);
+    void (*move)(void *user, void *value, int64_t slot, int to_store);
     void (*finish)(void *user, void *value);
     /* address of a stored value; NULL: they are not contiguous, and are only copied */
-    char *(*place)(void *user, int64_t place);
+    char *(*slot_at)(void *user, int64_t slot);
     /* address of a leaf that is already in memory; NULL: `leaf` computes all leaves */
     const char *(*ready)(void *user, int64_t index);
     int extends; /* `leaf` supports extend */
@@ -12121,7 +12139,7 @@ static void seqpar__machine_memory(seqpar__machine *m, char *memory, int64_t dep
 static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op *p,
                                   int64_t count) {
     int64_t depth = 0, i;
-    for (i = 0; m->place && i < count; i++) {
+    for (i = 0; m->slot_at && i < count; i++) {
         if (p[i].op == SEQPAR_FOLD_LEAF || p[i].op == SEQPAR_FOLD_LOAD) {
             depth++;
             continue;
@@ -12130,10 +12148,10 @@ static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op
         if (depth == 1) break;
         depth--;
     }
-    if (!m->place || i == count || p[i].op != SEQPAR_FOLD_STORE) return NULL;
+    if (!m->slot_at || i == count || p[i].op != SEQPAR_FOLD_STORE) return NULL;
     for (int64_t k = 0; k < i; k++)
         if (p[k].op == SEQPAR_FOLD_LOAD && p[k].index == p[i].index) return NULL;
-    return m->place(m->user, p[i].index);
+    return m->slot_at(m->user, p[i].index);
 }
 
 /* Computes the leaf, or loads the stored value, that p[0] pushes at depth `top`; returns its
@@ -12179,12 +12197,12 @@ static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
         m->combine(m->user, top, m->ready(m->user, p[0].index));
         return 2;
     }
-    if (!m->place || p[0].op != SEQPAR_FOLD_LOAD) return 0;
+    if (!m->slot_at || p[0].op != SEQPAR_FOLD_LOAD) return 0;
     if (count < 3 || p[2].op != SEQPAR_FOLD_STORE || p[2].index != p[0].index) {
-        m->combine(m->user, top, m->place(m->user, p[0].index));
+        m->combine(m->user, top, m->slot_at(m->user, p[0].index));
         return 2;
     }
-    m->combine(m->user, m->place(m->user, p[0].index), top);
+    m->combine(m->user, m->slot_at(m->user, p[0].index), top);
     return 3;
 }
 
@@ -12253,9 +12271,9 @@ static void seqpar__columns_combine(void *user, void *into, const void *other) {
         for (int64_t i = 0; i < c->width; i++) ((float *)into)[i] += ((const float *)other)[i];
 }
 
-static void seqpar__columns_move(void *user, void *value, int64_t place, int to_store) {
+static void seqpar__columns_move(void *user, void *value, int64_t slot, int to_store) {
     const seqpar__columns *c = (const seqpar__columns *)user;
-    void *stored = seqpar__at(c->fold->store, place * c->fold->store_stride + c->begin,
+    void *stored = seqpar__at(c->fold->store, slot * c->fold->store_stride + c->begin,
                               c->device->accumulator);
     size_t bytes = (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator));
     if (to_store)
@@ -12275,7 +12293,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     seqpar__machine m;
     c.begin = i * c.block;
     c.width = SEQPAR__MIN(c.block, c.count - c.begin);
-    /* m.place stays NULL: a job has only some columns of a stored value */
+    /* m.slot_at stays NULL: a job has only some columns of a stored value */
     seqpar__machine_memory(&m, scratch, c.fold->depth,
                            c.block * seqpar_dtype_bytes(c.device->accumulator));
     m.user = &c;
@@ -12346,8 +12364,8 @@ typedef struct seqpar__attn_job {
     struct {
         const char *at;
         int64_t bytes, stride, rows;
-    } ahead[8];
-    int ahead_count;
+    } prefetch[8];
+    int prefetch_count;
     /* fused backward only: */
     struct seqpar__backward *backward;
     struct seqpar__attn_job *keys; /* of a query job: the job of the current keys */
@@ -12380,10 +12398,10 @@ typedef struct seqpar__attn_kernel {
     /* a leaf of at most this many keys (dq) or queries (dk, dv) adds a single sum to each
        element, so extending gives the bits of combining */
     int64_t single;
-    /* NULL, or: adds to job->ahead the memory to prefetch: if `next` is a job (on `machine`),
+    /* NULL, or: adds to job->prefetch the memory to prefetch: if `next` is a job (on `machine`),
        the memory it will read and write; if `next` is NULL, the values that `job` will load */
-    void (*ahead)(seqpar__attn_job *job, const seqpar__attn_job *next,
-                  const seqpar__machine *machine);
+    void (*prefetch)(seqpar__attn_job *job, const seqpar__attn_job *next,
+                     const seqpar__machine *machine);
 } seqpar__attn_kernel;
 
 /* elements of a value of `count` rows */
@@ -12431,12 +12449,12 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     int64_t size = seqpar_dtype_bytes(j->device->accumulator);
     int64_t count = seqpar__attn_value(j, j->count);
-    char *place = seqpar__attn_stored(user, n);
-    if (place == (char *)value) return;
+    char *stored = seqpar__attn_stored(user, n);
+    if (stored == (char *)value) return;
     if (to_store)
-        memcpy(place, value, (size_t)(count * size));
+        memcpy(stored, value, (size_t)(count * size));
     else
-        memcpy(value, place, (size_t)(count * size));
+        memcpy(value, stored, (size_t)(count * size));
 }
 
 static void seqpar__attn_finish(void *user, void *value) {
@@ -12529,7 +12547,7 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
     m->move = seqpar__attn_move;
     m->finish = seqpar__attn_finish;
     m->extends = w->kernel->extends;
-    m->place = seqpar__attn_stored;
+    m->slot_at = seqpar__attn_stored;
     m->ready = w->kernel->kind == SEQPAR__FOLD_RETURNS ? seqpar__attn_inbox : NULL;
     m->top = -1;
 }
@@ -12541,13 +12559,13 @@ static void seqpar__attn_count(int64_t *total, int64_t flops) {
     *total += flops;
 }
 
-static void seqpar__attn_ahead(seqpar__attn_job *j, const seqpar__attn_work *w,
-                               const seqpar_attn_args *a, const seqpar_attn_task *task,
-                               int64_t head, char *room) {
+static void seqpar__attn_prefetch(seqpar__attn_job *j, const seqpar__attn_work *w,
+                                  const seqpar_attn_args *a, const seqpar_attn_task *task,
+                                  int64_t head, char *memory) {
     seqpar__attn_job next;
     seqpar__machine m;
-    seqpar__attn_job_new(&next, &m, w, a, task, head, room);
-    w->kernel->ahead(j, &next, &m);
+    seqpar__attn_job_new(&next, &m, w, a, task, head, memory);
+    w->kernel->prefetch(j, &next, &m);
 }
 
 static void seqpar__attn_job_compute(void *user, int64_t i, char *scratch) {
@@ -12557,10 +12575,10 @@ static void seqpar__attn_job_compute(void *user, int64_t i, char *scratch) {
     seqpar__machine m;
     int64_t n = i + 1;
     seqpar__attn_job_new(&j, &m, w, a, &a->tasks[i / w->heads], i % w->heads, scratch);
-    if (w->kernel->ahead) {
+    if (w->kernel->prefetch) {
         if (n < a->task_count * w->heads)
-            seqpar__attn_ahead(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
-        w->kernel->ahead(&j, NULL, NULL);
+            seqpar__attn_prefetch(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
+        w->kernel->prefetch(&j, NULL, NULL);
     }
     seqpar__machine_exec(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&w->flops, j.flops);
@@ -12653,7 +12671,7 @@ static void seqpar__backward_wait(const int64_t *next, int64_t keys) {
     }
 }
 
-static void seqpar__backward_pass(seqpar__backward_query *q) {
+static void seqpar__backward_publish(seqpar__backward_query *q) {
 #ifdef _OPENMP
 #pragma omp atomic write seq_cst
 #endif
@@ -12673,7 +12691,7 @@ static void seqpar__backward_key_leaf(void *user, void *value, int64_t index, in
         q->job.keys = j;
         seqpar__machine_step(&q->machine, q->job.task->program, q->job.task->program_count,
                              j->task->order);
-        seqpar__backward_pass(q);
+        seqpar__backward_publish(q);
     }
 }
 
@@ -12688,11 +12706,11 @@ static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
                          scratch);
     j.backward = b;
     m.single = seqpar__backward_key_single;
-    if (b->keys.kernel->ahead) {
+    if (b->keys.kernel->prefetch) {
         if (next < b->key + b->key_count && next->args == key->args)
-            seqpar__attn_ahead(&j, &b->keys, next->args, next->task,
-                               b->head + (i + 1) % b->heads, scratch);
-        b->keys.kernel->ahead(&j, NULL, NULL);
+            seqpar__attn_prefetch(&j, &b->keys, next->args, next->task,
+                                  b->head + (i + 1) % b->heads, scratch);
+        b->keys.kernel->prefetch(&j, NULL, NULL);
     }
     seqpar__machine_exec(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&b->keys.flops, j.flops);
@@ -12808,18 +12826,18 @@ static seqpar_status seqpar__attn_backward_compute(seqpar_device *device,
     return status;
 }
 
-/* Finds the keys of piece k that a query sees: the keys [*first, *last) of the piece. Returns 0
+/* Finds the keys of piece k that a query sees: the keys [*first, *past) of the piece. Returns 0
    if it sees none. */
 static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpar_attn_keys *k,
-                           int64_t *first, int64_t *last) {
+                           int64_t *first, int64_t *past) {
     int64_t begin = a->visible_begin[query] - k->start, end = a->visible_end[query] - k->start;
     if (k->stride > 1) {
         begin = begin > 0 ? (begin + k->stride - 1) / k->stride : 0;
         end = end > 0 ? (end + k->stride - 1) / k->stride : 0;
     }
     *first = SEQPAR__MAX(begin, 0);
-    *last = SEQPAR__MIN(end, k->count);
-    return *first < *last;
+    *past = SEQPAR__MIN(end, k->count);
+    return *first < *past;
 }
 
 /* ---- matrices in four bits ---- */
@@ -12840,7 +12858,7 @@ static float seqpar__nf4_point(int n, int i) {
 /* Value of a scale's byte (Dettmers et al. 2016, 8-bit approximations). Decade e of 0 to 6 has
    2^e values: the centres of 2^e equal parts of [0.1, 1], times 10^(e - 6). Bytes 128 to 254
    are these values, rising; bytes 126 down to 0 are their negatives; 127 is 0 and 255 is 1. */
-static float seqpar__nf4_mark(int byte) {
+static float seqpar__nf4_byte_value(int byte) {
     static const float decades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     int n = byte < 127 ? 126 - byte : byte - 128, e = 0;
     if (byte == 127 || byte == 255) return byte == 127 ? 0.0f : 1.0f;
@@ -12852,7 +12870,8 @@ static float seqpar__nf4_mark(int byte) {
 }
 
 static float seqpar__nf4_scale(const seqpar_nf4 *m, int64_t group) {
-    float product = seqpar__nf4_mark(m->scales[group]) * m->steps[group / SEQPAR_NF4_STEP];
+    float product = seqpar__nf4_byte_value(m->scales[group]) *
+                    m->steps[group / SEQPAR_NF4_STEP];
     return product + *m->offset;
 }
 
@@ -12893,7 +12912,7 @@ static int seqpar__nf4_nearest(const float *level, int count, float x) {
 
 /* x / most, computed as x * inverse with inverse = 1 / most. Rounding can take the product
    beyond 1 or -1, so it is clamped. */
-static float seqpar__nf4_share(float x, float inverse) {
+static float seqpar__nf4_ratio(float x, float inverse) {
     float share = x * inverse;
     return share > 1 ? 1 : share < -1 ? -1 : share;
 }
@@ -12911,22 +12930,22 @@ static float seqpar__nf4_largest(const float *x, int64_t count) {
    1e-38. A full group is multiplied by the inverse of that, a shorter one divided by it. */
 static float seqpar__nf4_group(uint8_t *codes, const float *x, int64_t first, int64_t count) {
     float most = seqpar__nf4_largest(x + first, count);
-    float least = most > 1e-38f ? most : 1e-38f, inverse = 1.0f / least;
+    float divisor = most > 1e-38f ? most : 1e-38f, inverse = 1.0f / divisor;
     for (int64_t i = first; i < first + count; i++) {
-        float share = count == SEQPAR_NF4_GROUP ? seqpar__nf4_share(x[i], inverse)
-                                                : x[i] / least;
-        int code = seqpar__nf4_nearest(seqpar__nf4_levels, 16, share);
+        float ratio = count == SEQPAR_NF4_GROUP ? seqpar__nf4_ratio(x[i], inverse)
+                                                : x[i] / divisor;
+        int code = seqpar__nf4_nearest(seqpar__nf4_levels, 16, ratio);
         /* 7, the code of 0, pads the last byte if the number of elements is odd */
         codes[i / 2] = (uint8_t)(i & 1 ? (codes[i / 2] & 0xF0) | code : code << 4 | 7);
     }
-    return count == SEQPAR_NF4_GROUP ? most : least;
+    return count == SEQPAR_NF4_GROUP ? most : divisor;
 }
 
 /* Stores scale (count) in 8 bits each, as differences from their mean. */
 static void seqpar__nf4_scales(const seqpar_nf4 *m, const float *scale, int64_t count) {
     float marks[UINT8_MAX + 1], around[SEQPAR_NF4_STEP];
     double sum = 0;
-    for (int i = 0; i <= UINT8_MAX; i++) marks[i] = seqpar__nf4_mark(i);
+    for (int i = 0; i <= UINT8_MAX; i++) marks[i] = seqpar__nf4_byte_value(i);
     for (int64_t i = 0; i < count; i++) sum += (double)scale[i];
     float mean = count ? (float)(sum / (double)count) : 0.0f;
     *(float *)m->offset = mean;
@@ -12937,7 +12956,7 @@ static void seqpar__nf4_scales(const seqpar_nf4 *m, const float *scale, int64_t 
         ((float *)m->steps)[first / SEQPAR_NF4_STEP] = most;
         for (int64_t i = 0; i < n; i++)
             ((uint8_t *)m->scales)[first + i] = (uint8_t)seqpar__nf4_nearest(
-                marks, UINT8_MAX + 1, seqpar__nf4_share(around[i], inverse));
+                marks, UINT8_MAX + 1, seqpar__nf4_ratio(around[i], inverse));
     }
 }
 
@@ -13690,11 +13709,11 @@ SEQPAR__ANY(sgd) {
 /* ---- sample: a token from its logits ---- */
 /* The choice of a token from one row: logits, weights (see seqpar__weight) and a heap of ids,
    (vocab) each */
-typedef struct seqpar__choice {
+typedef struct seqpar__sampler {
     const seqpar_sample_args *a;
     double *x, *weight;
     int32_t *heap;
-} seqpar__choice;
+} seqpar__sampler;
 
 /* Sifts down entry i of a max-heap of ids ordered by x; of equal x, the lower id is on top. */
 static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int64_t i) {
@@ -13714,14 +13733,14 @@ static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int
 }
 
 /* Unnormalized probability of an id at the temperature; 1 for the likeliest id, `best` */
-static double seqpar__weight(const seqpar__choice *s, int32_t id, int32_t best) {
+static double seqpar__weight(const seqpar__sampler *s, int32_t id, int32_t best) {
     return seqpar_exp((s->x[id] - s->x[best]) / s->a->temperature);
 }
 
 /* Builds the heap, then pops the likeliest ids and computes their weights, until there are
    `limit` or their weights sum to `goal`. Popped ids are stored from the end of the heap's
    array backwards. Returns how many. */
-static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit, double goal) {
+static int64_t seqpar__heap_take(seqpar__sampler *s, int32_t best, int64_t limit, double goal) {
     int64_t vocab = s->a->vocab, taken;
     double sum = 0;
     for (int64_t i = 0; i < vocab; i++) s->heap[i] = (int32_t)i;
@@ -13737,19 +13756,19 @@ static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit,
 }
 
 /* With `ranked`, the id that was popped as number `number` (0: the likeliest); else `number` */
-static int32_t seqpar__ranked(const seqpar__choice *s, int64_t number, int ranked) {
+static int32_t seqpar__ranked(const seqpar__sampler *s, int64_t number, int ranked) {
     return ranked ? s->heap[s->a->vocab - 1 - number] : (int32_t)number;
 }
 
 /* The fewest likeliest ids whose weights sum to at least `goal`; at most `count` */
-static int64_t seqpar__ranked_until(const seqpar__choice *s, int64_t count, double goal) {
+static int64_t seqpar__ranked_until(const seqpar__sampler *s, int64_t count, double goal) {
     double sum = 0;
     int64_t i;
     for (i = 0; i < count && sum < goal; i++) sum += s->weight[seqpar__ranked(s, i, 1)];
     return i;
 }
 
-static double seqpar__ranked_sum(const seqpar__choice *s, int64_t count, int ranked) {
+static double seqpar__ranked_sum(const seqpar__sampler *s, int64_t count, int ranked) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += s->weight[seqpar__ranked(s, i, ranked)];
     return sum;
@@ -13758,7 +13777,7 @@ static double seqpar__ranked_sum(const seqpar__choice *s, int64_t count, int ran
 /* Applies temperature, then top_k, then top_p. Adds the weights of the remaining ids, by
    likelihood if top_k or top_p is in use, else by id. Returns the first id at which the sum
    exceeds u times the total, u in (0, 1). */
-static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
+static int32_t seqpar__draw(seqpar__sampler *s, int32_t best, double u) {
     const seqpar_sample_args *d = s->a;
     int64_t vocab = s->a->vocab, left = vocab, i;
     int few = d->top_k > 0 && d->top_k < vocab, ranked = few || d->top_p < 1;
@@ -13779,7 +13798,7 @@ static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
 }
 
 /* Returns the token of row t; -1 - i if the logit of token i is not finite. */
-static int32_t seqpar__choose(seqpar__choice *s, int64_t t) {
+static int32_t seqpar__sample_row(seqpar__sampler *s, int64_t t) {
     int32_t best = 0;
     for (int32_t i = 0; i < (int32_t)s->a->vocab; i++) {
         if (!(fabs(s->x[i]) <= 1e300)) return -1 - i;
@@ -13790,7 +13809,7 @@ static int32_t seqpar__choose(seqpar__choice *s, int64_t t) {
 
 static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sample_args *a,
                                          void *queue) {
-    seqpar__choice s;
+    seqpar__sampler s;
     int64_t t;
     (void)queue;
     s.a = a;
@@ -13800,7 +13819,7 @@ static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sam
         s.weight = s.x + a->vocab;
         seqpar_device_read(device, s.x, a->logits.data, t * a->logits.stride, a->vocab,
                            device->storage);
-        a->ids[t] = seqpar__choose(&s, t);
+        a->ids[t] = seqpar__sample_row(&s, t);
     }
     t = s.x && s.heap;
     SEQPAR_FREE(s.x);
@@ -14002,22 +14021,22 @@ static void seqpar__quantize_group(const seqpar_quantize_args *a, int64_t begin,
 
 /* Stochastic rounding: adds the 16 random bits `draw` to the low 16 bits of x, then drops
    those; a carry rounds |x| up. Infinity and NaN stay what they are. */
-static uint16_t seqpar__bf16_by_chance(float x, uint32_t draw) {
+static uint16_t seqpar__bf16_stochastic(float x, uint32_t draw) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     if ((bits & 0x7f800000u) == 0x7f800000u) return seqpar_bf16_from_float(x);
     return (uint16_t)((bits + draw) >> 16);
 }
 
-static void seqpar__quantize_chance(const seqpar_quantize_args *a, int64_t begin,
-                                    int64_t count) {
+static void seqpar__quantize_stochastic(const seqpar_quantize_args *a, int64_t begin,
+                                        int64_t count) {
     float *x = (float *)a->x;
     uint16_t *half = (uint16_t *)a->codes;
     uint32_t r[4] = {0, 0, 0, 0};
     for (int64_t i = begin; i < begin + count; i++) {
         uint64_t n = (uint64_t)(a->first + i);
         if (i == begin || n % 8 == 0) seqpar_random(r, a->seed, a->stream, n / 8);
-        half[i] = seqpar__bf16_by_chance(x[i], r[n / 2 % 4] >> 16 * (n % 2) & 0xffff);
+        half[i] = seqpar__bf16_stochastic(x[i], r[n / 2 % 4] >> 16 * (n % 2) & 0xffff);
     }
 }
 
@@ -14036,10 +14055,10 @@ static void seqpar__quantize_job(void *user, int64_t job, char *scratch) {
     (void)scratch;
     for (int64_t i = job * SEQPAR__QUANTIZE_JOB; i < end; i += n) {
         n = SEQPAR__MIN(end - i, (int64_t)SEQPAR_QUANTIZE_GROUP);
-        if (a->form != SEQPAR_QUANTIZE_CHANCE)
+        if (a->form != SEQPAR_QUANTIZE_STOCHASTIC)
             seqpar__quantize_group(a, i, n, w->accumulator == SEQPAR_DTYPE_F64);
         else if (!a->back && w->storage == SEQPAR_DTYPE_BF16)
-            seqpar__quantize_chance(a, i, n);
+            seqpar__quantize_stochastic(a, i, n);
         else
             for (int64_t k = i; k < i + n; k++)
                 seqpar__element_set(a->back ? a->x : a->codes, k,
@@ -14075,7 +14094,7 @@ static void seqpar__host_table(seqpar_device *d, const char *name, int storage,
     d->pool_alloc = seqpar__host_pool_alloc;
     d->pool_free = seqpar__host_pool_free;
     d->move = seqpar__host_move;
-    d->moved = seqpar__host_moved;
+    d->moved = seqpar__host_wait_moves;
     d->close = seqpar__host_close;
 #define SEQPAR__X(op) d->op = seqpar__host_##op;
     SEQPAR_DEVICE_OPS_HOST(SEQPAR__X)
@@ -14853,10 +14872,10 @@ static void seqpar__cpu_weight_copy(const seqpar__weight_job *j, float *value, f
             memcpy(value, matrix, (size_t)j->columns * sizeof *value);
 }
 
-static void seqpar__cpu_weight_move(void *user, void *value, int64_t place, int to_store) {
+static void seqpar__cpu_weight_move(void *user, void *value, int64_t slot, int to_store) {
     const seqpar__weight_job *j = (const seqpar__weight_job *)user;
     seqpar__cpu_weight_copy(j, (float *)value,
-                            (float *)j->args->fold.store + place * j->args->fold.store_stride,
+                            (float *)j->args->fold.store + slot * j->args->fold.store_stride,
                             to_store);
 }
 
@@ -15354,66 +15373,67 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
    with their own data. So a job lists the memory that it will combine with, that the next job
    will pack, and that the next job will write. Its kernel prefetches these cache lines
    between products, a few at a time: if it requested more at once, it would have to wait. */
-static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes,
-                              int64_t stride, int64_t rows) {
-    int n = j->ahead_count;
+static void seqpar__prefetch_add(seqpar__attn_job *j, const void *at, int64_t bytes,
+                                 int64_t stride, int64_t rows) {
+    int n = j->prefetch_count;
     if (n == 8 || rows == 0) return;
-    j->ahead[n].at = (const char *)at;
-    j->ahead[n].bytes = bytes;
-    j->ahead[n].stride = stride;
-    j->ahead[n].rows = rows;
-    j->ahead_count++;
+    j->prefetch[n].at = (const char *)at;
+    j->prefetch[n].bytes = bytes;
+    j->prefetch[n].stride = stride;
+    j->prefetch[n].rows = rows;
+    j->prefetch_count++;
 }
 
-static void seqpar__ahead_fetch(seqpar__attn_job *j) {
+static void seqpar__prefetch_fetch(seqpar__attn_job *j) {
     int64_t lines = 0;
-    while (j->ahead_count && lines < 16) {
-        int n = j->ahead_count - 1;
-        for (int64_t b = 0; b < j->ahead[n].bytes; b += 64, lines++)
-            SEQPAR__FETCH(j->ahead[n].at + b);
-        j->ahead[n].at += j->ahead[n].stride;
-        if (--j->ahead[n].rows == 0) j->ahead_count--;
+    while (j->prefetch_count && lines < 16) {
+        int n = j->prefetch_count - 1;
+        for (int64_t b = 0; b < j->prefetch[n].bytes; b += 64, lines++)
+            SEQPAR__FETCH(j->prefetch[n].at + b);
+        j->prefetch[n].at += j->prefetch[n].stride;
+        if (--j->prefetch[n].rows == 0) j->prefetch_count--;
     }
 }
 
-static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next) {
+static void seqpar__prefetch_next(seqpar__attn_job *j, const seqpar__attn_job *next) {
     const seqpar_attn_args *a = next->args;
     const seqpar_attn_keys *keys = &a->k_pieces[next->task->piece];
     int64_t row = a->head_dim * seqpar_dtype_bytes(j->device->storage);
     if (j->kernel->kind == SEQPAR__FOLD_DKV) {
-        seqpar__ahead_add(j,
-                          (const char *)a->v + (keys->v_row * a->head_count + next->head) * row,
-                          row, a->head_count * row, keys->count);
-        seqpar__ahead_add(j,
-                          (const char *)a->k + (keys->k_row * a->head_count + next->head) * row,
-                          row, a->head_count * row, keys->count);
+        seqpar__prefetch_add(
+            j, (const char *)a->v + (keys->v_row * a->head_count + next->head) * row, row,
+            a->head_count * row, keys->count);
+        seqpar__prefetch_add(
+            j, (const char *)a->k + (keys->k_row * a->head_count + next->head) * row, row,
+            a->head_count * row, keys->count);
         return;
     }
-    seqpar__ahead_add(j, (const char *)a->q + (next->local * a->heads + next->head) * row, row,
-                      a->heads * row, next->count);
+    seqpar__prefetch_add(j, (const char *)a->q + (next->local * a->heads + next->head) * row,
+                         row, a->heads * row, next->count);
 }
 
 /* Lists a stored value for prefetching; it is contiguous. */
-static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t count) {
+static void seqpar__prefetch_value(seqpar__attn_job *j, const char *at, int64_t count) {
     int64_t run = 1024;
-    seqpar__ahead_add(j, at, run, run,
-                      seqpar__attn_value(j, count) * (int64_t)sizeof(float) / run);
+    seqpar__prefetch_add(j, at, run, run,
+                         seqpar__attn_value(j, count) * (int64_t)sizeof(float) / run);
 }
 
-static void seqpar__ahead_loads(seqpar__attn_job *j) {
+static void seqpar__prefetch_loads(seqpar__attn_job *j) {
     for (int64_t i = j->task->program_count - 1; i >= 0; i--)
         if (j->task->program[i].op == SEQPAR_FOLD_LOAD)
-            seqpar__ahead_value(j, seqpar__attn_stored(j, j->task->program[i].index), j->count);
+            seqpar__prefetch_value(j, seqpar__attn_stored(j, j->task->program[i].index),
+                                   j->count);
 }
 
 /* Lists the memory that the next job will read, and where it will compute its values: a line is
    fetched before it is written, too. With next NULL, lists what this job will load. That call
    comes last, so its memory is fetched first. */
-static void seqpar__cpu_ahead(seqpar__attn_job *j, const seqpar__attn_job *next,
-                              const seqpar__machine *machine) {
+static void seqpar__cpu_prefetch(seqpar__attn_job *j, const seqpar__attn_job *next,
+                                 const seqpar__machine *machine) {
     const seqpar_fold_op *program;
     if (!next) {
-        seqpar__ahead_loads(j);
+        seqpar__prefetch_loads(j);
         return;
     }
     program = next->task->program;
@@ -15422,9 +15442,9 @@ static void seqpar__cpu_ahead(seqpar__attn_job *j, const seqpar__attn_job *next,
                                ? seqpar__machine_home(machine, program + i,
                                                       next->task->program_count - i)
                                : NULL;
-        if (home) seqpar__ahead_value(j, home, next->count);
+        if (home) seqpar__prefetch_value(j, home, next->count);
     }
-    seqpar__ahead_next(j, next);
+    seqpar__prefetch_next(j, next);
 }
 
 /* Rows first .. last of the tile: products of the row tokens with QT columns. */
@@ -15435,7 +15455,7 @@ static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t 
     for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
         for (int64_t r = first; r < last; r += n) {
             n = seqpar__tile_rows(last - r);
-            seqpar__ahead_fetch(t->job);
+            seqpar__prefetch_fetch(t->job);
             seqpar__tiles_rows(n, d, rows.at + r * rows.stride, rows.stride, columns + c * d,
                                SEQPAR__NR, s + r * ld + c, ld, 0, NULL);
         }
@@ -15865,9 +15885,14 @@ static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, in
 static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
                                                const seqpar_attn_backward_args *a,
                                                void *queue) {
-    seqpar__attn_kernel kernel = {
-        SEQPAR__FOLD_DQ,  0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT,
-        seqpar__cpu_ahead};
+    seqpar__attn_kernel kernel = {SEQPAR__FOLD_DQ,
+                                  0,
+                                  seqpar__cpu_backward_leaf,
+                                  seqpar__attn_add,
+                                  NULL,
+                                  1,
+                                  SEQPAR__KT,
+                                  seqpar__cpu_prefetch};
     (void)queue;
     for (int64_t g = 0; g < a->groups; g++)
         kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes,
@@ -15884,7 +15909,7 @@ static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpa
                                   seqpar__cpu_state_finish,
                                   1,
                                   0,
-                                  seqpar__cpu_ahead};
+                                  seqpar__cpu_prefetch};
     (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(device, a);
     return seqpar__attn_compute(device, a, &kernel);

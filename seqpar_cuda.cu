@@ -2784,7 +2784,7 @@ static __device__ float nf4_point(int n, int i) {
     return i < (n + 1) / 2 ? fmaf(step, (float)i, 0.1f) : fmaf(-step, (float)(n - i), 1.0f);
 }
 
-/* As seqpar__nf4_mark. */
+/* As seqpar__nf4_byte_value. */
 static __device__ float nf4_mark(int byte) {
     int n = byte < 127 ? 126 - byte : byte - 128, e = 0;
     if (byte == 127 || byte == 255) return byte == 127 ? 0.0f : 1.0f;
@@ -3153,12 +3153,12 @@ __global__ void dequantize_kernel(float *x, const uint8_t *bytes, const float *s
     x[i] = y * fabsf(y) * scales[i / SEQPAR_QUANTIZE_GROUP];
 }
 
-static __device__ __forceinline__ void narrow_by_chance(float *to, float x, uint32_t draw) {
+static __device__ __forceinline__ void narrow_stochastic(float *to, float x, uint32_t draw) {
     (void)draw; /* fp32 is stored as it is */
     *to = x;
 }
 
-static __device__ __forceinline__ void narrow_by_chance(bf16 *to, float x, uint32_t draw) {
+static __device__ __forceinline__ void narrow_stochastic(bf16 *to, float x, uint32_t draw) {
     uint32_t bits = __float_as_uint(x);
     if ((bits & 0x7f800000u) == 0x7f800000u)
         narrow(to, x);
@@ -3173,7 +3173,7 @@ __global__ void chance_kernel(T *to, const float *x, int64_t count, int64_t firs
     if (i >= count) return;
     uint64_t n = (uint64_t)(first + i);
     uint32_t word = random_word(seed, stream, n / 8, (int)(n / 2 % 4));
-    narrow_by_chance(&to[i], x[i], word >> 16 * (n % 2) & 0xffff);
+    narrow_stochastic(&to[i], x[i], word >> 16 * (n % 2) & 0xffff);
 }
 
 template <class T> __global__ void widen_kernel(float *to, const T *from, int64_t count) {
@@ -3210,8 +3210,8 @@ static seqpar_status op_quantize(seqpar_device *device, const seqpar_quantize_ar
     if (a->count < 1) return SEQPAR_OK;
     enter(self, queue);
     return finish(self,
-                  a->form == SEQPAR_QUANTIZE_CHANCE ? quantize_weights<T>(self, a)
-                                                    : quantize_state(self, a),
+                  a->form == SEQPAR_QUANTIZE_STOCHASTIC ? quantize_weights<T>(self, a)
+                                                        : quantize_state(self, a),
                   queue);
 }
 

@@ -678,7 +678,7 @@ static void seqpar__outbox_tree(seqpar__outbox *c) {
 static void seqpar__outbox_visit(seqpar__outbox *c, int32_t i, int step) {
     seqpar__outbox_node *n = &c->tree[i];
     int present = (n->visits = (int16_t)(n->visits + step)) == 1;
-    int own = c->pieces[i].source == c->attn->rank;
+    int own = c->pieces[i].source == c->attn->position;
     n->sums = present && own;
     n->others = (int16_t)(present && !own);
     for (; n->parent >= 0; n = &c->tree[n->parent]) {
@@ -744,8 +744,8 @@ static void seqpar__outbox_sweep(seqpar__outbox *c, seqpar_attn *attn) {
             seqpar__outbox_visit(c, c->last[gone++], -1);
         sums = c->tree[c->root].sums;
         if (attn->desc.relaxed && sums > 1) sums = 1;
-        if (at->source != attn->rank)
-            attn->outbox_elements[at->source] += 2 * key->count * sums;
+        if (at->source != attn->position)
+            attn->outbox_rows[at->source] += 2 * key->count * sums;
     }
 }
 
@@ -796,7 +796,7 @@ static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,
 
 SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
                                              seqpar_attn_cost *cost, int64_t *per_source) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = &attn->shares[attn->position];
     int64_t unit = 4 * attn->desc.head_dim * attn->heads;
     int64_t row = attn->kv_heads * attn->desc.head_dim *
                   seqpar_dtype_bytes(ctx->device->storage);
@@ -807,7 +807,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
         int64_t flops = unit * seqpar__pairs(seen, &attn->shares[s]);
         if (per_source) per_source[s] = flops;
         cost->forward_flops += flops;
-        if (s != attn->rank) others += attn->outbox_elements[s];
+        if (s != attn->position) others += attn->outbox_rows[s];
     }
     SEQPAR_FREE(seen);
     /* 5 products (scores, their gradients, dq, dk, dv) for forward's 2 (scores, out) */
@@ -816,7 +816,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
        to all */
     for (int64_t s = 0; s < attn->size; s++)
         cost->forward_bytes += 2 * row *
-                               (seqpar__gathers(attn) ? (s != attn->rank) * mine->tokens
+                               (seqpar__gathers(attn) ? (s != attn->position) * mine->tokens
                                                       : seqpar__rows_in(&attn->send_rows[s]));
     cost->backward_bytes = cost->forward_bytes +
                            others * attn->kv_heads * attn->desc.head_dim *

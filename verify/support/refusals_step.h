@@ -96,7 +96,7 @@ static const limit optim_limits[] = {
     {Z(desc.max_norm, 0), -1e-300L, SEQPAR_ERR_OPTION, BELOW("1e-08", "0", "-1e-300")},
     {Z(desc.max_norm, 0), NAN, SEQPAR_ERR_OPTION, BELOW("1e-08", "0", "nan")},
     {Z(desc.stochastic, 0), 1, SEQPAR_ERR_OPTION,
-     "rounding by chance is for weights in bf16; the device 'reference' has others"},
+     "stochastic rounding is for weights in bf16; the device 'reference' has others"},
     {Z(count, 1), 0, SEQPAR_ERR_SIZE, "the optimizer was given no tensor"},
     {Z(count, 1), 0, SEQPAR_ERR_SIZE, "the optimizer was given no tensor", {Z(shards, 1)}},
     {Z(rows[0], 1), 0, SEQPAR_ERR_SIZE, "tensor first is 0 x 3; both must be positive"},

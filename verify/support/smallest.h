@@ -51,7 +51,7 @@
 #define SMALLEST_H
 
 /* lists and memory */
-#define SEQPAR_KEPT_BUFFERS   1  /* 256 */
+#define SEQPAR_CACHED_BUFFERS 1  /* 256 */
 #define SEQPAR__GROW_FROM     1  /* 16 */
 #define SEQPAR__PROGRAM_BLOCK 1  /* 8192 */
 #define SEQPAR__WRITE_FEW     4  /* 256 */
@@ -61,7 +61,7 @@
 
 /* plans */
 #define SEQPAR__STRIPE_PAIRS 64 /* (INT64_C(1) << 23) */
-#define SEQPAR__FREE_TILE    3  /* 128 */
+#define SEQPAR__RELAXED_TILE 3  /* 128 */
 
 /* jobs of a host device */
 #define SEQPAR__FOLD_COLUMNS     64                    /* 4096 */

@@ -641,7 +641,7 @@ static const seqpar_attn_kernel given_kernel = {never_forward, never_backward, N
     SHOWN(optim.params_shared, 0, 1, "an optimizer: params_shared") \
     SHOWN(optim.offload, 0, 1, "an optimizer: what is offloaded") \
     SHOWN(optim.state_bits, 0, 8, "an optimizer: the bits of the state") \
-    SHOWN(optim.stochastic, 0, 1, "an optimizer: rounding by chance") \
+    SHOWN(optim.stochastic, 0, 1, "an optimizer: stochastic rounding") \
     SHOWN(optim.seed, 0, 3, "an optimizer: its seed") \
     SHOWN(layout, 1, 0, "a step: layout") \
     SHOWN(accumulation, 2, 3, "a step: accumulation") \
@@ -880,7 +880,7 @@ static void memory_take(seqpar_ctx *ctx, seqpar_buffer *b, int64_t bytes, int ki
 
 static void memory_give(seqpar_ctx *ctx, seqpar_buffer *b) {
     const block last = {b->data, b->bytes};
-    if (model.count == SEQPAR_KEPT_BUFFERS) {
+    if (model.count == SEQPAR_CACHED_BUFFERS) {
         model.total -= last.bytes;
         seqpar_buffer_free(ctx, b);
         model_leave(model_bytes() - 1);
@@ -895,10 +895,10 @@ static void memory_give(seqpar_ctx *ctx, seqpar_buffer *b) {
 
 static void expect_memory(const seqpar_ctx *ctx) {
     test_expect(ctx->memory.total == model.total && ctx->memory.total_peak == model.peak &&
-                    ctx->kept_count == model.count && ctx->kept_bytes == model_bytes(),
+                    ctx->cached_count == model.count && ctx->cached_bytes == model_bytes(),
                 "%lld bytes, at most %lld; %lld kept of %lld", (long long)ctx->memory.total,
-                (long long)ctx->memory.total_peak, (long long)ctx->kept_bytes,
-                (long long)ctx->kept_count);
+                (long long)ctx->memory.total_peak, (long long)ctx->cached_bytes,
+                (long long)ctx->cached_count);
 }
 
 /* Buffers of a few sizes come and go. */
@@ -920,14 +920,14 @@ static void memory_at_random(seqpar_ctx *ctx) {
 
 /* More than can be kept: the oldest goes for each that comes. */
 static void memory_full(seqpar_ctx *ctx) {
-    static seqpar_buffer b[SEQPAR_KEPT_BUFFERS + 3];
-    for (int i = 0; i < SEQPAR_KEPT_BUFFERS + 3; i++)
+    static seqpar_buffer b[SEQPAR_CACHED_BUFFERS + 3];
+    for (int i = 0; i < SEQPAR_CACHED_BUFFERS + 3; i++)
         memory_take(ctx, &b[i], 8 + 8 * i, SEQPAR_MEM_SCRATCH);
-    for (int i = 0; i < SEQPAR_KEPT_BUFFERS + 3; i++) {
+    for (int i = 0; i < SEQPAR_CACHED_BUFFERS + 3; i++) {
         memory_give(ctx, &b[i]);
         expect_memory(ctx);
     }
-    test_expect(model.count == SEQPAR_KEPT_BUFFERS, "%lld are kept", (long long)model.count);
+    test_expect(model.count == SEQPAR_CACHED_BUFFERS, "%lld are kept", (long long)model.count);
 }
 
 static void memory_open(seqpar_comm **world, seqpar_device **device, seqpar_ctx *ctx) {

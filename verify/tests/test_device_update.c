@@ -373,7 +373,7 @@ static void check_chance(seqpar_device *device) {
     double x[N], got[N], mean[N] = {0};
     int type = device->storage, half = type == SEQPAR_DTYPE_BF16;
     void *wide = device->alloc(device, N * 8), *narrow = device->alloc(device, N * 8);
-    seqpar_quantize_args a = {.form = SEQPAR_QUANTIZE_CHANCE,
+    seqpar_quantize_args a = {.form = SEQPAR_QUANTIZE_STOCHASTIC,
                               .x = wide,
                               .codes = narrow,
                               .count = N,

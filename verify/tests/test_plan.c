@@ -575,17 +575,18 @@ static void expect_keys_arrive(const seqpar_attn *attn) {
     int64_t s, p;
     for (s = 0; s < attn->size; s++) {
         const seqpar__bounds *go = &attn->send_rows[s], *come = &attn->recv_rows[s];
-        if (s != attn->rank)
-            test_expect(!pairs_by_hand(attn, &attn->shares[attn->rank], &attn->shares[s], come),
-                        "keys of position %lld do not all come to %lld", (long long)s,
-                        (long long)attn->rank);
-        for (p = (attn->rank + attn->forward.next) % attn->size; p != s && attn->size > 1;
+        if (s != attn->position)
+            test_expect(
+                !pairs_by_hand(attn, &attn->shares[attn->position], &attn->shares[s], come),
+                "keys of position %lld do not all come to %lld", (long long)s,
+                (long long)attn->position);
+        for (p = (attn->position + attn->forward.next) % attn->size; p != s && attn->size > 1;
              p = (p + attn->forward.next) % attn->size)
             test_expect(!pairs_by_hand(attn, &attn->shares[p], &attn->shares[s], go),
                         "keys of position %lld do not all go on from %lld to %lld",
-                        (long long)s, (long long)attn->rank, (long long)p);
+                        (long long)s, (long long)attn->position, (long long)p);
         test_expect(go->begin >= go->end || (come->begin <= go->begin && come->end >= go->end),
-                    "position %lld sends on what it has not got", (long long)attn->rank);
+                    "position %lld sends on what it has not got", (long long)attn->position);
     }
 }
 
@@ -611,7 +612,8 @@ static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t r
                 (long long)attn->size);
     for (s = 0; s < attn->size; s++) {
         int64_t want = 4 * desc->head_dim * attn->heads *
-                       pairs_by_hand(attn, &attn->shares[attn->rank], &attn->shares[s], NULL);
+                       pairs_by_hand(attn, &attn->shares[attn->position], &attn->shares[s],
+                                     NULL);
         test_expect(paper.step_flops[s] == want,
                     "%lld FLOPs with the keys of position %lld, not %lld",
                     (long long)paper.step_flops[s], (long long)s, (long long)want);
@@ -681,7 +683,7 @@ static int64_t tasks_size(const seqpar__tasks *tasks) {
 static int64_t plan_size(const seqpar_attn *attn) {
     int64_t s, g;
     int64_t size = attn->forward.count + attn->backward.count + attn->total + attn->rows->docs +
-                   attn->shares[attn->rank].count * attn->size + 4 * attn->forward.sp_size;
+                   attn->shares[attn->position].count * attn->size + 4 * attn->forward.sp_size;
     for (s = 0; s < attn->step_count; s++) {
         size += tasks_size(&attn->steps[s].queries) + tasks_size(&attn->steps[s].own);
         for (g = 0; g < attn->steps[s].sources; g++)
