@@ -245,8 +245,8 @@ static void test_refused(void) {
         const char *words;
     } cases[] = {
         {{.sp_size = 0, .kv_heads = 2}, SEQPAR_ERR_RANKS, "is 0"},
-        {{.sp_size = 4, .sp_rank = 4, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank 4"},
-        {{.sp_size = 4, .sp_rank = -1, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank -1"},
+        {{.sp_size = 4, .sp_rank = 4, .kv_heads = 2}, SEQPAR_ERR_RANK, "sp_rank is 4;"},
+        {{.sp_size = 4, .sp_rank = -1, .kv_heads = 2}, SEQPAR_ERR_RANK, "sp_rank is -1;"},
         {{.schedule = SEQPAR_SCHEDULE_LLAMA3, .sp_size = 4}, SEQPAR_ERR_HEADS, "kv_heads is 0"},
         {{.schedule = SEQPAR_SCHEDULE_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = 3},
          SEQPAR_ERR_HEAD_STRIDE,
