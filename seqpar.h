@@ -1557,8 +1557,8 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
 
 /* The largest number of freed buffers that a context caches. A step has one gradient buffer for
    each slice, and these are cached between two steps. */
-#ifdef SEQPAR_KEPT_BUFFERS
-#error "seqpar: SEQPAR_KEPT_BUFFERS is called SEQPAR_CACHED_BUFFERS now"
+#ifdef SEQPAR_CACHED_BUFFERS
+#error "seqpar: SEQPAR_CACHED_BUFFERS is called SEQPAR_CACHED_BUFFERS now"
 #endif
 #ifndef SEQPAR_CACHED_BUFFERS
 #define SEQPAR_CACHED_BUFFERS 256
@@ -6771,7 +6771,7 @@ SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t docume
    seqpar_attn_open knows which values these are. It writes one program for each query piece and
    compute step; a task is such a program and its piece. With 8 cells, rank 0 of a zigzag over 2
    ranks holds the cells 0, 1, 6 and 7, and rank 1 the others. Rank 0 computes query cell 7 with
-   its own keys first:
+   its own keys first; 6..7 stands for the sum of the cells 6 and 7:
 
        step 0, own keys         LEAF 0  LEAF 1  COMBINE
                                 LEAF 6  LEAF 7  COMBINE      STORE 6..7  STORE 0..1
@@ -6788,7 +6788,7 @@ SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t docume
    ========================================================================================== */
 
 #ifndef SEQPAR__PROGRAM_BLOCK
-#define SEQPAR__PROGRAM_BLOCK 8192 /* instructions */
+#define SEQPAR__PROGRAM_BLOCK 8192 /* operations */
 #endif
 /* Allocates `count` operations, from large blocks, since there are many short programs. */
 static seqpar_fold_op *seqpar__program_alloc(seqpar_attn *attn, int64_t count) {
@@ -6866,12 +6866,12 @@ typedef struct seqpar__writer {
     int64_t *mine; /* (own) their numbers */
     int32_t *list; /* (total) */
     /* indices into `list`, sorted by source; those of source q are by[at[q] .. at[q + 1]) */
-    int32_t *by;            /* (total) */
-    int64_t *at;            /* (size + 2) */
-    int64_t *leaves;        /* (total) leaf numbers of a list that is not consecutive */
-    seqpar__span *spans;    /* (most pieces of a position) */
-    int32_t *operands;      /* (own) */
-    seqpar_fold_op *unused; /* (2 per span) another position's program; discarded */
+    int32_t *by;               /* (total) */
+    int64_t *at;               /* (size + 2) */
+    int64_t *leaves;           /* (total) leaf numbers of a list that is not consecutive */
+    seqpar__span *spans;       /* (pieces of the position that has most) */
+    int32_t *operands;         /* (own) of each span: index of its query piece in own pieces */
+    seqpar_fold_op *discarded; /* (2 per span) another position's program, which is not used */
 } seqpar__writer;
 
 static int64_t seqpar__list_keys(seqpar__writer *p, int64_t query) {
@@ -6895,7 +6895,7 @@ static const int64_t *seqpar__list_leaves(seqpar__writer *p, int64_t n) {
     return p->leaves;
 }
 
-static void seqpar__list_by_source(seqpar__writer *p, int64_t n) {
+static void seqpar__sort_by_source(seqpar__writer *p, int64_t n) {
     const seqpar_attn *attn = p->sight.attn;
     for (int64_t s = 0; s < attn->size + 2; s++) p->at[s] = 0;
     for (int64_t i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
@@ -6906,8 +6906,9 @@ static void seqpar__list_by_source(seqpar__writer *p, int64_t n) {
 }
 
 /* Writes this position's query pieces that see a key piece to p->spans and p->operands. The
-   key's fold runs over the query pieces of all positions, so the neighbours of a span may
-   be pieces of other positions. *near: where the last search ended; the next begins there. */
+   key's fold runs over the query pieces of all positions, so the neighbours of a span may be
+   pieces of other positions. Here begin and end of a span are piece numbers; end is that of the
+   next piece that sees the key. *near: where the last search ended; the next begins there. */
 static int64_t seqpar__local_queries(seqpar__writer *p, int64_t key, int64_t *near) {
     const seqpar__sight *s = &p->sight;
     seqpar__range range = s->queries[key];
@@ -6931,7 +6932,7 @@ static int64_t seqpar__local_queries(seqpar__writer *p, int64_t key, int64_t *ne
     return n;
 }
 
-/* Pushes the i-th leaf of the list. */
+/* Pushes the i-th leaf of the fold's list. A running fold does not use i. */
 static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
     seqpar__span *value;
     if (fold->running) return seqpar__fold_extend(fold, seqpar__leaf_node(0), (int32_t)operand);
@@ -6940,17 +6941,17 @@ static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t ope
     return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
 }
 
-/* Writes the programs of one of this position's query pieces: one for each compute step that
-   has keys it sees. */
+/* Writes the programs of one of this position's query pieces: one for each compute step with
+   keys that the piece sees. */
 static seqpar_status seqpar__program_query(seqpar_attn *attn, seqpar__writer *p,
-                                           int64_t query) {
-    int64_t n = seqpar__list_keys(p, p->mine[query]);
+                                           int64_t piece) {
+    int64_t n = seqpar__list_keys(p, p->mine[piece]);
     int gathers = seqpar__gathers(attn);
     seqpar_status status = SEQPAR_OK;
     seqpar_fold fold;
     seqpar_fold_init(&fold, seqpar__list_leaves(p, n), n);
     fold.running = attn->desc.relaxed;
-    if (!gathers) seqpar__list_by_source(p, n);
+    if (!gathers) seqpar__sort_by_source(p, n);
     for (int64_t s = 0; s < attn->step_count && !status; s++) {
         seqpar__attn_step *step = &attn->steps[s];
         int64_t begin = gathers ? 0 : p->at[step->source];
@@ -6961,14 +6962,14 @@ static seqpar_status seqpar__program_query(seqpar_attn *attn, seqpar__writer *p,
             status = seqpar__push_leaf(&fold, at, gathers ? key : attn->order[key].piece);
         }
         if (begin == end || status) continue;
-        status = seqpar__task_take(attn, seqpar__task_add(&step->queries, query), &fold);
+        status = seqpar__task_take(attn, seqpar__task_add(&step->queries, piece), &fold);
     }
     attn->query_slots = SEQPAR__MAX(attn->query_slots, fold.slots_high);
     seqpar_fold_free(&fold);
     return status;
 }
 
-/* The task for dk, dv of a key piece. */
+/* Adds the task for dk and dv of a key piece to the tasks of its source. */
 static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
     int64_t source = attn->order[key].source;
     seqpar__attn_step *step = &attn->steps[attn->step_of[source]];
@@ -7015,8 +7016,8 @@ static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writ
 }
 
 /* Writes the program that folds the nodes of position q into dk and dv of one of this
-   position's key pieces. The list has the n query pieces that see it. To find q's nodes, q's
-   program is written here, too. */
+   position's key pieces. p->list has the n query pieces that see the key piece. q's own program
+   is written to p->discarded, only to learn which nodes q sends. */
 static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p, int64_t q,
                                             int64_t piece, const int64_t *leaves, int64_t n,
                                             seqpar_fold *fold) {
@@ -7029,7 +7030,7 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
     if (count == 0) return SEQPAR_OK;
     for (int64_t i = 0; i < count && !fold->running; i++)
         seqpar__span_of(&p->spans[i], leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
-    if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
+    if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->discarded, &depth);
     for (int64_t i = 0; i < nodes; i++) {
         if (!fold->running && !(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
         if (!fold->running) *value = p->spans[i];
@@ -7047,17 +7048,17 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
 }
 
 /* Writes the programs for dk and dv of one of this position's key pieces. The sums over this
-   position's queries come first, then the sums that other positions return, in order of
-   arrival. In a ring, positions return sums in the order in which the keys reach them; with
-   llama3, in order of their numbers. */
+   position's queries come first, then the sums that other positions return. In a ring, they
+   arrive in the order in which the keys reach the positions. With llama3 they arrive together,
+   and are folded in order of positions. */
 static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer *p,
                                                int64_t piece, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->position];
     int64_t n = seqpar__list_queries(p, p->mine[piece]), q, own;
     const int64_t *leaves = seqpar__list_leaves(p, n);
-    seqpar__list_by_source(p, n);
+    seqpar__sort_by_source(p, n);
     own = p->at[attn->position + 1] - p->at[attn->position];
-    if (attn->desc.kernel) own = own > 0; /* the kernel returns one sum over own queries */
+    if (attn->desc.kernel) own = own > 0; /* a user's kernel returns one sum over all of them */
     seqpar_fold_init(fold, leaves, n);
     fold->running = attn->desc.relaxed;
     if (fold->running) /* each other position that sees the key returns one value */
@@ -7068,7 +7069,7 @@ static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer
             fold, p->by[i], attn->desc.kernel ? 0 : attn->order[p->list[p->by[i]]].piece));
     if (own) {
         seqpar_attn_task *task = seqpar__key_task(attn, p->mine[piece]);
-        task->inbox_base = 2 * mine->pieces[piece].local;
+        task->inbox_base = 2 * mine->pieces[piece].local; /* in USER_PIECES (user's kernel) */
         SEQPAR__TRY(seqpar__task_take(attn, task, fold));
         task->store_base = 2 * mine->pieces[piece].local;
         task->store_stride = 2 * mine->tokens;
@@ -7082,8 +7083,8 @@ static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer
     return SEQPAR_OK;
 }
 
-/* Makes a compute step of each COMPUTE, and allocates its tasks. Both plans have the same
-   COMPUTEs; the backward plan is read. */
+/* Makes the compute steps and allocates their tasks. It reads the backward plan; the forward
+   plan has the same COMPUTEs. COMPUTEs of different heads share a step. */
 static seqpar_status seqpar__program_steps(seqpar_attn *attn, seqpar__writer *p) {
     const seqpar_share *mine = &attn->shares[attn->position];
     for (int64_t i = 0; i < attn->backward.count; i++) {
@@ -7111,6 +7112,7 @@ static seqpar_status seqpar__program_steps(seqpar_attn *attn, seqpar__writer *p)
         }
         attn->step_count++;
     }
+    /* programs of queries refer to keys by piece number (llama3) or by piece of the source */
     for (int64_t s = 0; s < attn->size; s++)
         for (int64_t i = 0; i < attn->shares[s].count; i++) {
             const seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
@@ -7160,8 +7162,8 @@ static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
     p->mine = SEQPAR__NEW(int64_t, p->own + attn->size + 2 + attn->total);
     p->list = SEQPAR__NEW(int32_t, 2 * attn->total + p->own);
     p->spans = SEQPAR__NEW(seqpar__span, most);
-    p->unused = SEQPAR__NEW(seqpar_fold_op, 2 * most);
-    if (!p->mine || !p->list || !p->spans || !p->unused) return SEQPAR_ERR_MEMORY;
+    p->discarded = SEQPAR__NEW(seqpar_fold_op, 2 * most);
+    if (!p->mine || !p->list || !p->spans || !p->discarded) return SEQPAR_ERR_MEMORY;
     p->at = p->mine + p->own;
     p->leaves = p->at + attn->size + 2;
     p->by = p->list + attn->total;
@@ -7172,14 +7174,15 @@ static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
 }
 
 /* =============================================================================================
-   >>exec  the plan is executed: ring and llama3
+   >>exec  runs a plan: ring and llama3
 
    The executor runs the operations of a plan in order. It begins messages, waits for them, and
    hands tasks to the device. These buffers carry data from one operation to a later one:
 
        slot            keys and values, of one source in a ring, of all with llama3
        store           states of queries (backward: dQ) that wait for siblings
-       pending         dK and dV of this position's keys that wait for siblings
+       pending         dK and dV of this position's keys that wait for siblings; two with
+                       llama3: some heads are folded after the next heads are computed
        outbox, inbox   nodes of dK and dV on their way to owners; two of each, so that one is
                        filled while the other travels
    ========================================================================================== */
@@ -7190,16 +7193,16 @@ typedef struct seqpar__attn_exec {
     const seqpar_plan *plan;
     /* args: the tensors that ring and llama3 work on; own: those of the call. Without Ulysses
        they are the same */
-    seqpar_attn_args args, own;
-    /* Ulysses: inputs and results of all the position's tokens, for this member's heads; memory
-       for messages */
+    seqpar_attn_args args, caller;
+    /* Ulysses. gathered, results: inputs and results of all the position's tokens, for this
+       member's heads. staging: messages that HEADS sends or TOKENS receives */
     seqpar_buffer gathered, results, staging;
     const void *k, *v; /* of this position; in a ring they are slot 0 */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
     seqpar_buffer user_results; /* of a user's kernel: seqpar__user_offset */
     seqpar_request *requests;
     int64_t compute;               /* COMPUTEs so far */
-    int64_t *out_begin, *in_begin; /* (size + 1) first row sent to, received from each rank */
+    int64_t *out_begin, *in_begin; /* (size + 1) first row to and from each position (llama3) */
 } seqpar__attn_exec;
 
 static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request,
@@ -7230,9 +7233,10 @@ static int64_t seqpar__slot_rows(const seqpar__attn_exec *r) {
     return 2 * (seqpar__gathers(r->attn) ? sum : most);
 }
 
-/* Offsets, in elements, in the results of a user's kernel. SUM is the sum over sources, PART
-   the part of one source; each is followed by its lse. DK and DV are dk and dv of one source.
-   PIECES are dk and dv of this position's keys, piece after piece. */
+/* Sections of r->user_results; seqpar__user_offset returns the first element of each. PART is
+   the kernel's out (backward: dq) for one source, SUM the parts of all sources merged; each is
+   followed by its lse. DK and DV are dk and dv of one source. PIECES are dk and dv of this
+   position's keys, piece after piece. */
 enum {
     SEQPAR__USER_SUM,
     SEQPAR__USER_PART,
@@ -7254,29 +7258,30 @@ static int64_t seqpar__user_offset(const seqpar__attn_exec *r, int64_t kv_heads,
 }
 
 /* Allocates the buffers of one execution. In a ring, outbox and inbox hold the message of one
-   rank; with llama3, those of all ranks. */
+   position; with llama3, those of all positions. */
 static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
     seqpar_attn *attn = r->attn;
     const seqpar_share *mine = &attn->shares[attn->position];
     int64_t size = seqpar_dtype_bytes(r->ctx->device->storage);
     int64_t acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim;
-    int64_t group = nh * (attn->heads / attn->kv_heads), out = 0, in = 0;
+    int64_t kv_heads = seqpar__heads_of(r), d = attn->desc.head_dim;
+    int64_t query_heads = kv_heads * (attn->heads / attn->kv_heads), out = 0, in = 0;
     int gathers = seqpar__gathers(attn);
     for (int64_t i = gathers ? 0 : 1; i < r->plan->slots; i++)
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size,
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i],
+                                      seqpar__slot_rows(r) * kv_heads * d * size,
                                       SEQPAR_MEM_EXCHANGE));
-    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->store,
-                                  attn->query_slots * mine->tokens * group * (d + 2) * acc,
-                                  SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(
+        r->ctx, &r->store, attn->query_slots * mine->tokens * query_heads * (d + 2) * acc,
+        SEQPAR_MEM_SCRATCH));
     if (attn->desc.kernel)
         SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->user_results,
-                                      seqpar__user_offset(r, nh, SEQPAR__USER_END) * acc,
+                                      seqpar__user_offset(r, kv_heads, SEQPAR__USER_END) * acc,
                                       SEQPAR_MEM_SCRATCH));
     if (!r->plan->backward) return SEQPAR_OK;
     for (int64_t i = 0; i < (gathers ? 2 : 1); i++)
         SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->pending[i],
-                                      attn->key_slots * 2 * mine->tokens * nh * d * acc,
+                                      attn->key_slots * 2 * mine->tokens * kv_heads * d * acc,
                                       SEQPAR_MEM_SCRATCH));
     for (int64_t q = 0; q < attn->size; q++) {
         r->out_begin[q + 1] = r->out_begin[q] + attn->outbox_rows[q];
@@ -7289,10 +7294,10 @@ static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
         in = r->in_begin[attn->size];
     }
     for (int64_t i = 0; i < 2; i++) {
-        SEQPAR__TRY(
-            seqpar_buffer_new(r->ctx, &r->outbox[i], out * nh * d * acc, SEQPAR_MEM_EXCHANGE));
-        SEQPAR__TRY(
-            seqpar_buffer_new(r->ctx, &r->inbox[i], in * nh * d * acc, SEQPAR_MEM_EXCHANGE));
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->outbox[i], out * kv_heads * d * acc,
+                                      SEQPAR_MEM_EXCHANGE));
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->inbox[i], in * kv_heads * d * acc,
+                                      SEQPAR_MEM_EXCHANGE));
     }
     return SEQPAR_OK;
 }
@@ -7338,19 +7343,19 @@ static seqpar_status seqpar__exec_copy(seqpar__attn_exec *r, const seqpar_plan_o
     return SEQPAR_OK;
 }
 
-/* Rows out_begin[q] .. out_begin[q + 1] go to rank q; its rows arrive at in_begin[q] ..
+/* Rows out_begin[q] .. out_begin[q + 1] go to position q; its rows arrive at in_begin[q] ..
    in_begin[q + 1]. */
 typedef struct seqpar__all_to_all {
     const char *name;
     const char *out;
-    const int64_t *out_begin; /* (ranks + 1) rows */
+    const int64_t *out_begin; /* (size + 1) rows */
     char *in;
     const int64_t *in_begin;
     int64_t row;  /* bytes */
-    int same_out; /* 1: all ranks are sent this rank's rows; 0: rank q is sent rows of q */
+    int same_out; /* 1: this position's rows go to all positions; 0: the rows of q go to q */
 } seqpar__all_to_all;
 
-/* One message to and from every other rank. */
+/* One message to and from the same member of every other position. */
 static seqpar_status seqpar__exec_all_to_all(seqpar__attn_exec *r, int64_t request,
                                              const seqpar__all_to_all *a) {
     int64_t size = r->attn->size;
@@ -7409,7 +7414,7 @@ static seqpar_status seqpar__exec_return(seqpar__attn_exec *r, const seqpar_plan
 }
 
 /* Copies tasks, with their offsets converted from rows to elements, as a device needs them.
-   width: elements of a row, over the heads of this COMPUTE. */
+   width: elements of a row, which has all heads of this COMPUTE. */
 static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width,
                                               int64_t store_row, int64_t inbox_row) {
     seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
@@ -7422,14 +7427,15 @@ static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_
     return t;
 }
 
-/* Memory that tasks read and write. The query tensors are not here, but in r->args. */
+/* Memory that tasks read and write. All other tensors are in r->args. */
 typedef struct seqpar__task_memory {
     const void *k, *v, *inbox;
     void *store;
     int64_t inbox_row, store_row; /* the tasks' first row in inbox and store */
 } seqpar__task_memory;
 
-/* The heads of a COMPUTE. A user's kernel gets them side by side, as one wide head. */
+/* Sets the heads of a COMPUTE. dk and dv of a user's kernel have all heads of a token side by
+   side, so attn_return, the only device call here in that case, folds them as one wide head. */
 static void seqpar__op_heads(const seqpar__attn_exec *r, const seqpar_plan_op *op,
                              seqpar_attn_args *a) {
     int64_t wide = r->attn->desc.kernel ? op->head_count : 1;
@@ -7524,14 +7530,14 @@ static void *seqpar__user_results(const seqpar__attn_exec *r, const seqpar_plan_
 }
 
 /* With neither flag, begins the sum over sources. `part` merges the part of one source into
-   the sum; `end` writes the sum to the tensors of the call. */
+   the sum; `end` writes the sum to out and lse (backward: dq) of r->args. */
 static seqpar_status seqpar__user_merge(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                         int part, int end) {
     seqpar_device *dev = r->ctx->device;
     seqpar_attn_merge_args a;
     int64_t group = r->attn->heads / r->attn->kv_heads, first = op->head_begin * group;
     int64_t values;
-    int sum = dev->accumulator, backward = r->plan->backward;
+    int accumulator = dev->accumulator, backward = r->plan->backward;
     void *out = backward ? r->args.dq : r->args.out;
     memset(&a, 0, sizeof a);
     a.tokens = r->args.q_tokens;
@@ -7543,11 +7549,12 @@ static seqpar_status seqpar__user_merge(seqpar__attn_exec *r, const seqpar_plan_
     a.begin = !part && !end;
     a.sum = seqpar__user_results(r, op, SEQPAR__USER_SUM);
     a.part = part ? seqpar__user_results(r, op, SEQPAR__USER_PART) : NULL;
-    if (!backward) a.sum_lse = seqpar__at(a.sum, values, sum);
-    if (!backward && part) a.part_lse = seqpar__at(a.part, values, sum);
+    if (!backward) a.sum_lse = seqpar__at(a.sum, values, accumulator);
+    if (!backward && part) a.part_lse = seqpar__at(a.part, values, accumulator);
     if (end) a.out = seqpar__at(out, first * a.head_dim, dev->storage);
-    if (end && !backward) a.lse = seqpar__at(r->args.lse, first, sum);
-    if (end && !backward && r->args.sinks) a.sinks = seqpar__at(r->args.sinks, first, sum);
+    if (end && !backward) a.lse = seqpar__at(r->args.lse, first, accumulator);
+    if (end && !backward && r->args.sinks)
+        a.sinks = seqpar__at(r->args.sinks, first, accumulator);
     return dev->attn_merge(dev, &a, r->ctx->queue);
 }
 
@@ -7560,7 +7567,7 @@ static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
     const seqpar__joined *keys = &attn->runs[s], *queries = &attn->runs[attn->size];
     int64_t first = op->head_begin * (attn->heads / attn->kv_heads), d = attn->desc.head_dim;
     int64_t row = attn->slot_row[s] - attn->slot_row[op->source] + keys->begin;
-    int storage = r->ctx->device->storage, sum = r->ctx->device->accumulator;
+    int storage = r->ctx->device->storage, accumulator = r->ctx->device->accumulator;
     seqpar_attn_source a;
     memset(&a, 0, sizeof a);
     a.source = s;
@@ -7589,15 +7596,15 @@ static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
     a.v = seqpar__at(v, row * a.v_stride, storage);
     if (!r->plan->backward) return a;
     a.dout = seqpar__at(r->args.dout, first * d, storage);
-    a.lse = seqpar__at(r->args.lse, first, sum);
-    a.delta = seqpar__at(r->args.delta, first, sum);
+    a.lse = seqpar__at(r->args.lse, first, accumulator);
+    a.delta = seqpar__at(r->args.delta, first, accumulator);
     return a;
 }
 
 /* Copies dk and dv of a source into the order of messages: piece after piece, dk of a piece
    before its dv. */
-static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
-                              const seqpar__tasks *tasks, int64_t s, void *to) {
+static void seqpar__user_copy_dkv(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                  const seqpar__tasks *tasks, int64_t s, void *to) {
     seqpar_device *dev = r->ctx->device;
     int64_t row = op->head_count * r->attn->desc.head_dim *
                   seqpar_dtype_bytes(dev->accumulator);
@@ -7614,7 +7621,7 @@ static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
 }
 
 /* Zeroes the results, then calls the user's kernel. So for a query that sees no key the kernel
-   need not write out or dq; it must write lse, -inf. */
+   need not write out or dq, but it must set lse to -inf. */
 static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                               const seqpar_attn_source *a) {
     const seqpar_attn_kernel *kernel = r->attn->desc.kernel;
@@ -7637,11 +7644,11 @@ static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar
     dev->attn_flops += (r->plan->backward ? 10 : 4) * a->head_dim * a->heads * pairs;
     if (!failed) return SEQPAR_OK;
     return seqpar_fail(r->ctx->error, SEQPAR_ERR_KERNEL,
-                       "the own attention kernel fails %s with %d: %lld queries, "
-                       "%lld keys of source %lld, heads from %lld (%lld)",
+                       "the %s of the own attention kernel returned %d, not 0: %lld queries, "
+                       "%lld keys of source %lld, %lld heads from head %lld",
                        r->plan->backward ? "backward" : "forward", failed,
                        (long long)a->q_tokens, (long long)a->k_tokens, (long long)a->source,
-                       (long long)a->head, (long long)a->heads);
+                       (long long)a->heads, (long long)a->head);
 }
 
 /* Calls the user's kernel for each source of a COMPUTE, and merges each part before the next
@@ -7651,7 +7658,7 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
                                               const void *v) {
     const seqpar_attn *attn = r->attn;
     int gathers = op->sources > 1;
-    void *pieces = seqpar__user_results(r, op, SEQPAR__USER_PIECES);
+    void *own_dkv = seqpar__user_results(r, op, SEQPAR__USER_PIECES);
     seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
     if (step == attn->steps) SEQPAR__TRY(seqpar__user_merge(r, op, 0, 0));
     for (int64_t s = op->source; s < op->source + op->sources; s++) {
@@ -7664,16 +7671,18 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
         SEQPAR__TRY(seqpar__user_kernel_call(r, op, &a));
         SEQPAR__TRY(seqpar__user_merge(r, op, 1, 0));
         if (!r->plan->backward) continue;
-        seqpar__user_keys(r, op, tasks, s,
-                          s == attn->position ? pieces
-                                              : seqpar__at(r->outbox[op->buffer].data,
-                                                           row * op->head_count * a.head_dim,
-                                                           r->ctx->device->accumulator));
+        seqpar__user_copy_dkv(r, op, tasks, s,
+                              s == attn->position
+                                  ? own_dkv
+                                  : seqpar__at(r->outbox[op->buffer].data,
+                                               row * op->head_count * a.head_dim,
+                                               r->ctx->device->accumulator));
     }
     if (step == attn->steps + attn->step_count - 1)
         SEQPAR__TRY(seqpar__user_merge(r, op, 0, 1));
     if (!r->plan->backward) return SEQPAR_OK;
-    memory.inbox = pieces;
+    /* the kernel's dk and dv of this position's keys are folded as if another had sent them */
+    memory.inbox = own_dkv;
     memory.store = r->pending[gathers ? op->buffer : 0].data;
     return seqpar__exec_tasks(r, op, &step->own, r->ctx->device->attn_return, &memory);
 }
@@ -7686,8 +7695,8 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
    llama3 works on these. A second all-to-all sends the results back. Two members with 4 heads,
    and 5 and 3 tokens:
 
-       member 0   tokens 0..4, heads 0..3   HEADS    tokens 0..7, heads 0..1
-       member 1   tokens 5..7, heads 0..3   TOKENS   tokens 0..7, heads 2..3
+       member 0   tokens 0..4, heads 0..3   HEADS ->    tokens 0..7, heads 0..1
+       member 1   tokens 5..7, heads 0..3   <- TOKENS   tokens 0..7, heads 2..3
 
    With fewer kv heads than members (ulysses_replicate), several members compute with copies of
    one kv head. The dk and dv of the copies are added in order of members.
@@ -7703,22 +7712,22 @@ static int64_t seqpar__member_heads(const seqpar_plan *plan, const seqpar_attn_d
     return plan->replicate ? each : count * group;
 }
 
-/* An argument of attention that an exchange moves. number: one number of the accumulator for
-   each head, in place of head_dim numbers of the storage. */
+/* An argument of attention that HEADS or TOKENS moves. scalar 1: a head has one value of the
+   accumulator type (lse, delta); 0: head_dim values of the storage type. kv 1: of kv heads. */
 typedef struct seqpar__heads_field {
     size_t offset; /* of its pointer in seqpar_attn_args */
-    int number, kv;
+    int scalar, kv;
 } seqpar__heads_field;
 
 typedef struct seqpar__heads_tensor {
     const seqpar__heads_field *field;
-    /* r->own has (tokens of this member, all heads); r->args has (tokens of the position, heads
-       of this member), in the buffers of the exchange */
+    /* local: of r->caller, (tokens of this member, all heads); gathered: of r->args, (tokens of
+       the position, heads of this member) */
     char *local, *gathered;
     int64_t unit; /* bytes of one head of one token */
 } seqpar__heads_tensor;
 
-enum { SEQPAR__HEADS_MAX = 6 };
+enum { SEQPAR__HEADS_TENSORS = 6 };
 
 static char *seqpar__heads_pointer(const seqpar_attn_args *a, const seqpar__heads_field *f) {
     char *pointer;
@@ -7745,15 +7754,15 @@ static int64_t seqpar__heads_tensors(const seqpar__attn_exec *r, int results,
     const seqpar__heads_field *fields = !results ? inputs : backward ? gradients : out;
     for (int64_t i = 0; i < count; i++) {
         t[i].field = &fields[i];
-        t[i].local = seqpar__heads_pointer(&r->own, &fields[i]);
+        t[i].local = seqpar__heads_pointer(&r->caller, &fields[i]);
         t[i].gathered = seqpar__heads_pointer(&r->args, &fields[i]);
-        t[i].unit = fields[i].number ? seqpar_dtype_bytes(dev->accumulator)
-                                     : r->own.head_dim * seqpar_dtype_bytes(dev->storage);
+        t[i].unit = fields[i].scalar ? seqpar_dtype_bytes(dev->accumulator)
+                                     : r->caller.head_dim * seqpar_dtype_bytes(dev->storage);
     }
     return count;
 }
 
-/* Bytes of a gathered tensor: whole lines of 64. */
+/* Bytes of a gathered tensor, rounded up to cache lines of 64. */
 static int64_t seqpar__gathered_bytes(const seqpar__attn_exec *r,
                                       const seqpar__heads_tensor *t) {
     int64_t heads = t->field->kv ? r->attn->kv_heads : r->attn->heads;
@@ -7771,7 +7780,7 @@ static int64_t seqpar__staged_bytes(const seqpar__attn_exec *r, const seqpar__he
 /* Allocates the gathered tensors of an exchange, and lets r->args point to them. Returns in
    *stage how many bytes the exchange stages. */
 static seqpar_status seqpar__heads_gathered(seqpar__attn_exec *r, int results, int64_t *stage) {
-    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
+    seqpar__heads_tensor t[SEQPAR__HEADS_TENSORS];
     seqpar_buffer *buffer = results ? &r->results : &r->gathered;
     int64_t count = seqpar__heads_tensors(r, results, t), bytes = 0;
     char *at;
@@ -7787,9 +7796,9 @@ static seqpar_status seqpar__heads_gathered(seqpar__attn_exec *r, int results, i
     return SEQPAR_OK;
 }
 
-/* Allocates the gathered inputs, the results, and a staging buffer for both exchanges, which do
-   not overlap. From here on ring and llama3 work on the gathered tensors (r->args) instead of
-   the caller's (r->own). */
+/* Allocates the gathered inputs and results, and one staging buffer: HEADS is over before
+   TOKENS begins. From here on ring and llama3 work on the gathered tensors (r->args) instead of
+   the caller's (r->caller). */
 static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
     int64_t inputs, results;
     SEQPAR__TRY(seqpar__heads_gathered(r, 0, &inputs));
@@ -7800,8 +7809,8 @@ static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
                              SEQPAR_MEM_EXCHANGE);
 }
 
-/* A block of the staging buffer holds one tensor of this rank's tokens, for the heads of one
-   member. width: bytes of a token; begin: the member's first head. */
+/* A block of the staging buffer holds this rank's tokens of one tensor, for the heads of one
+   member. width: bytes of a token in the block; begin: the member's first head. */
 typedef struct seqpar__heads_block {
     int64_t member, width;
     char *stage;
@@ -7830,18 +7839,20 @@ static int64_t seqpar__row_bytes(const seqpar__attn_exec *r, const seqpar__heads
     return (t->field->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
 }
 
-/* Copies a block of this rank's own heads, and for HEADS the blocks of the others to the staging
-   buffer. */
+/* HEADS: copies this member's block to the gathered tensor, those of the others to the staging
+   buffer. TOKENS: copies this member's block from the gathered tensor to the staging buffer.
+   gathered_row: its bytes. */
 static void seqpar__exec_copies(seqpar__attn_exec *r, int results, const seqpar__heads_block *b,
-                                char *gathered, int64_t mine) {
+                                char *gathered, int64_t gathered_row) {
     seqpar_device *dev = r->ctx->device;
     int64_t member = r->plan->member, own = r->attn->parts[member].tokens;
     const char *local = b->tensor->local + b->begin * b->tensor->unit;
     if (b->member == member && results)
-        dev->copy_rows(dev, b->stage, b->width, gathered, mine, mine, own, r->ctx->queue);
-    else if (b->member == member)
-        dev->copy_rows(dev, gathered, mine, local, seqpar__row_bytes(r, b->tensor), mine, own,
+        dev->copy_rows(dev, b->stage, b->width, gathered, gathered_row, gathered_row, own,
                        r->ctx->queue);
+    else if (b->member == member)
+        dev->copy_rows(dev, gathered, gathered_row, local, seqpar__row_bytes(r, b->tensor),
+                       gathered_row, own, r->ctx->queue);
     else if (!results)
         dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor),
                        b->width, own, r->ctx->queue);
@@ -7857,17 +7868,18 @@ static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_pl
     for (int64_t i = 0; i < n; i++) {
         const seqpar__heads_block *b = &blocks[i];
         int64_t heads = b->tensor->field->kv ? r->attn->kv_heads : r->attn->heads;
-        int64_t mine = heads * b->tensor->unit, tokens = r->attn->parts[b->member].tokens;
+        int64_t gathered_row = heads * b->tensor->unit,
+                tokens = r->attn->parts[b->member].tokens;
         int64_t peer = r->plan->position * r->plan->ulysses_size + b->member;
-        char *rows = b->tensor->gathered + r->attn->part_begin[b->member] * mine;
-        seqpar__exec_copies(r, results, b, rows, mine);
+        char *rows = b->tensor->gathered + r->attn->part_begin[b->member] * gathered_row;
+        seqpar__exec_copies(r, results, b, rows, gathered_row);
         if (b->member == r->plan->member) continue;
         if (results) {
-            seqpar__add_send(m, peer, rows, tokens * mine);
+            seqpar__add_send(m, peer, rows, tokens * gathered_row);
             seqpar__add_recv(m, peer, b->stage, own * b->width);
         } else {
             seqpar__add_send(m, peer, b->stage, own * b->width);
-            seqpar__add_recv(m, peer, rows, tokens * mine);
+            seqpar__add_recv(m, peer, rows, tokens * gathered_row);
         }
     }
     /* The group's step must be equal on all members. A request number may differ: with llama3
@@ -7907,8 +7919,8 @@ static seqpar_status seqpar__exec_place(seqpar__attn_exec *r, seqpar__heads_tens
 }
 
 static seqpar_status seqpar__exec_heads(seqpar__attn_exec *r, const seqpar_plan_op *op) {
-    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
-    int64_t most = SEQPAR__HEADS_MAX * r->plan->ulysses_size;
+    seqpar__heads_tensor t[SEQPAR__HEADS_TENSORS];
+    int64_t most = SEQPAR__HEADS_TENSORS * r->plan->ulysses_size;
     seqpar__heads_block *blocks = SEQPAR__NEW(seqpar__heads_block, most);
     seqpar__messages list;
     seqpar_status status;
@@ -7945,7 +7957,7 @@ static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
     SEQPAR_FREE(p.mine);
     SEQPAR_FREE(p.list);
     SEQPAR_FREE(p.spans);
-    SEQPAR_FREE(p.unused);
+    SEQPAR_FREE(p.discarded);
     return status;
 }
 
@@ -7992,9 +8004,9 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     return SEQPAR_OK;
 }
 
-/* Makes the plans of both directions, and sets this rank's position and heads. Query heads that
-   ulysses_size does not divide are refused after that, because the plan says whether kv heads
-   are replicated. */
+/* Makes the forward and the backward plan, and sets this rank's position and heads. With
+   replicated kv heads, ulysses_size must divide the query heads. This is checked last, because
+   the plan says whether kv heads are replicated. */
 static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     const seqpar_attn_desc *d = &attn->desc;
     seqpar_plan_desc p;
@@ -8018,8 +8030,8 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
                                        &attn->head_begin);
     if (attn->forward.replicate && d->heads % attn->forward.ulysses_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES,
-                           "ulysses_size %lld does not divide %lld heads; replicated kv heads "
-                           "need equal numbers of query heads",
+                           "ulysses_size %lld does not divide %lld heads; with replicated kv "
+                           "heads use a divisor",
                            (long long)attn->forward.ulysses_size, (long long)d->heads);
     return SEQPAR_OK;
 }
@@ -8027,7 +8039,6 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
 /* Runs after the plans are made. Prepares all that an execution needs, or only what a count of
    FLOPs and bytes needs (verify/seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
-/* A user's kernel sums over a source at a time, so it runs on the relaxed path. */
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
                                        const seqpar_row *rows, int64_t row_count,
                                        const seqpar_attn_desc *desc,
@@ -8039,7 +8050,7 @@ static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
     attn = SEQPAR__NEW(seqpar_attn, 1);
     if (!attn) return seqpar__no_memory(ctx->error, "attention");
     attn->desc = *desc;
-    if (desc->kernel) attn->desc.relaxed = 1;
+    if (desc->kernel) attn->desc.relaxed = 1; /* its sums are over sources, not over cells */
     if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
     attn->rows = rows;
     attn->row_count = row_count;
@@ -8134,7 +8145,7 @@ static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_o
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
     memory.inbox = r->inbox[op->buffer].data;
-    if (!seqpar__gathers(r->attn)) { /* ring, step s: received from position rank + s * next */
+    if (!seqpar__gathers(r->attn)) { /* ring: this position + step * next returned them */
         memory.store = r->pending[0].data;
         return seqpar__exec_tasks(
             r, op,
@@ -8185,7 +8196,7 @@ static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     r.ctx = ctx;
     r.attn = attn;
     r.plan = plan;
-    r.args = r.own = *args;
+    r.args = r.caller = *args;
     r.k = args->k;
     r.v = args->v;
     r.requests = SEQPAR__NEW(seqpar_request, plan->requests);
@@ -8218,7 +8229,7 @@ static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     return status;
 }
 
-/* Returns the arguments that are the same in all device calls of one execution. */
+/* Returns the arguments of all device calls; seqpar__tasks_args sets those of one call. */
 static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn,
                                           const seqpar_attn_io *io) {
     seqpar_attn_args a;
@@ -8265,8 +8276,8 @@ static void **seqpar__gapped_tensor(seqpar_attn_io *io, int i) {
     return tensors[i];
 }
 
-/* Replaces those of io's first `count` tensors that have gaps by buffers without gaps. q, k and
-   v are copied into theirs. */
+/* Looks at the first `count` of q, k, v, dq, dk, dv. Replaces each that has gaps by a buffer
+   without gaps, and copies q, k and v into theirs. */
 static seqpar_status seqpar__gaps_open(seqpar_ctx *ctx, const seqpar_attn *attn, int count,
                                        seqpar_attn_io *io, seqpar__gapped *gapped) {
     static const char *const names[SEQPAR__GAPPED] = {"q", "k", "v", "dq", "dk", "dv"};
@@ -8282,8 +8293,8 @@ static seqpar_status seqpar__gaps_open(seqpar_ctx *ctx, const seqpar_attn *attn,
         if (strides[i] < width || strides[i] > SEQPAR_MAX_WIDTH * 4)
             return seqpar_fail(
                 ctx->error, SEQPAR_ERR_SIZE,
-                "%s_stride is %lld; give 0, or from %lld, a token's elements, to "
-                "%lld",
+                "%s_stride is %lld; give 0, or at least %lld (a token's elements) and at "
+                "most %lld",
                 names[i], (long long)strides[i], (long long)width,
                 (long long)SEQPAR_MAX_WIDTH * 4);
         g->stride = strides[i] * size;
@@ -8312,9 +8323,9 @@ static seqpar_status seqpar__gaps_close(seqpar_ctx *ctx, const seqpar_attn *attn
 }
 
 /* Refuses tensors that are NULL. A rank without tokens needs none. */
-static seqpar_status seqpar__check_tensors_in(const char *function, seqpar_ctx *ctx,
-                                              const seqpar_attn *attn, const seqpar_attn_io *io,
-                                              int backward) {
+static seqpar_status seqpar__need_tensors(const char *function, seqpar_ctx *ctx,
+                                          const seqpar_attn *attn, const seqpar_attn_io *io,
+                                          int backward) {
     if (!seqpar_attn_share(attn)->tokens) return SEQPAR_OK;
     SEQPAR_NEED_BY(function, ctx->error, "io->q, io->k, io->v, io->out, io->lse", io->q, io->k,
                    io->v, io->out, io->lse);
@@ -8330,7 +8341,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
     seqpar_attn_io dense;
     seqpar_status status;
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, attn, io", ctx, attn, io);
-    SEQPAR__TRY(seqpar__check_tensors_in(__func__, ctx, attn, io, 0));
+    SEQPAR__TRY(seqpar__need_tensors(__func__, ctx, attn, io, 0));
     dense = *io;
     memset(gapped, 0, sizeof gapped);
     status = seqpar__gaps_open(ctx, attn, 3, &dense, gapped);
@@ -8389,7 +8400,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
     seqpar_attn_io dense;
     seqpar_status status;
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, attn, io", ctx, attn, io);
-    SEQPAR__TRY(seqpar__check_tensors_in(__func__, ctx, attn, io, 1));
+    SEQPAR__TRY(seqpar__need_tensors(__func__, ctx, attn, io, 1));
     dense = *io;
     memset(gapped, 0, sizeof gapped);
     status = seqpar__gaps_open(ctx, attn, SEQPAR__GAPPED, &dense, gapped);
@@ -8430,7 +8441,7 @@ static seqpar_status seqpar__attn_whole_compute(seqpar_ctx *ctx, seqpar_attn *at
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__attn_whole_open(seqpar_ctx *ctx, const seqpar__attn_whole *job) {
+static seqpar_status seqpar__attn_whole_run(seqpar_ctx *ctx, const seqpar__attn_whole *job) {
     const seqpar_attn_desc *d = job->desc;
     seqpar_attn *attn;
     SEQPAR__TRY(seqpar_attn_open(ctx, &attn, job->row, 1, d));
@@ -8449,7 +8460,7 @@ static seqpar_status seqpar__attn_whole_rank(seqpar_comm *world, void *user) {
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
-    if (!status) status = seqpar__attn_whole_open(&ctx, (const seqpar__attn_whole *)user);
+    if (!status) status = seqpar__attn_whole_run(&ctx, (const seqpar__attn_whole *)user);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
     return status;

@@ -67,7 +67,7 @@ static inline void say(book *b, const char *key, const char *format, double a, d
 
 /* A tensor of zeros; one that is there is made anew. */
 static inline item *put(book *b, const char *name, seqpar_safetensors_dtype dtype, int64_t dims,
-                 int64_t n, int64_t heads, int64_t dim) {
+                        int64_t n, int64_t heads, int64_t dim) {
     item *t = find(b, name);
     if (!t && b->count == b->most)
         b->of = realloc(b->of, (size_t)(b->most = 2 * b->most + 16) * sizeof *b->of);
@@ -91,7 +91,7 @@ static inline int is_integer(seqpar_safetensors_dtype dtype) {
 }
 
 static inline void read_item(seqpar_safetensors_file *file, const seqpar_safetensors_tensor *t,
-                      book *b) {
+                             book *b) {
     seqpar_error error = {0};
     seqpar_safetensors_part all = seqpar_safetensors_whole(t);
     item *to = put(b, t->name, t->dtype, 1, t->count, 1, 1);
@@ -205,7 +205,8 @@ static char said[16384];
 static inline int code_of(const char *command) { return said_by(command, said, sizeof said); }
 
 /* FOLDER/in to FOLDER/out, which is made anew. */
-static inline int run(const char *operation, const char *in, const char *out, const char *options) {
+static inline int run(const char *operation, const char *in, const char *out,
+                      const char *options) {
     char line[700];
     snprintf(line, sizeof line, "rm -rf " FOLDER "/%s", out);
     if (system(line)) exit(1);
@@ -214,7 +215,8 @@ static inline int run(const char *operation, const char *in, const char *out, co
     return code_of(line);
 }
 
-static inline void runs(const char *operation, const char *in, const char *out, const char *options) {
+static inline void runs(const char *operation, const char *in, const char *out,
+                        const char *options) {
     int code = run(operation, in, out, options);
     test_expect(code == 0, "run %s %s: exit code %d, '%.400s'", operation, options, code, said);
 }
@@ -300,7 +302,8 @@ static inline void make_row(row *w) {
 
 /* A tensor of the tokens that member m of row i's ranks holds. */
 static inline void put_row(int64_t i, const char *what, const double *x,
-                    seqpar_safetensors_dtype dtype, int64_t dims, int64_t heads, int64_t dim) {
+                           seqpar_safetensors_dtype dtype, int64_t dims, int64_t heads,
+                           int64_t dim) {
     const row *w = &s.of[i];
     char name[64];
     snprintf(name, sizeof name, "%lld.%s", (long long)(i % s.accumulation), what);
@@ -314,7 +317,7 @@ static inline void put_row(int64_t i, const char *what, const double *x,
 }
 
 static inline void put_documents(int64_t i, const char *what, const double *x, int64_t n,
-                          seqpar_safetensors_dtype dtype) {
+                                 seqpar_safetensors_dtype dtype) {
     char name[64];
     snprintf(name, sizeof name, "%lld.%s", (long long)(i % s.accumulation), what);
     for (int64_t m = 0; m < s.sp; m++) {
@@ -348,7 +351,8 @@ static inline void make(int64_t sp, int64_t dp, int64_t accumulation) {
 }
 
 /* What a row's tensor of `got` has for token t; NaN: none. */
-static inline double token_of(int64_t i, const char *what, int64_t t, int64_t columns, int64_t c) {
+static inline double token_of(int64_t i, const char *what, int64_t t, int64_t columns,
+                              int64_t c) {
     const row *w = &s.of[i];
     char name[64];
     item *x;
@@ -359,7 +363,7 @@ static inline double token_of(int64_t i, const char *what, int64_t t, int64_t co
 }
 
 static inline void compare(int64_t i, const char *what, const double *want, int64_t columns,
-                    double limit) {
+                           double limit) {
     const row *w = &s.of[i];
     double *own = calloc((size_t)(w->n * columns) + 1, sizeof *own);
     double far;
@@ -405,7 +409,8 @@ static inline int seen(const row *w, int64_t i, int64_t j) {
 }
 
 /* keys: of what part each is; part -1: all. Without a key lse is -Inf and out 0. */
-static inline void attend(const row *w, const int64_t *keys, int64_t part, double *out, double *lse) {
+static inline void attend(const row *w, const int64_t *keys, int64_t part, double *out,
+                          double *lse) {
     for (int64_t i = 0; i < w->n; i++)
         for (int64_t h = 0; h < HEADS; h++) {
             double sum = 0, *o = out + (i * HEADS + h) * OUT;
@@ -519,7 +524,7 @@ enum { WEIGHTS = 19 };
 static double weights[5][WEIGHTS]; /* grad, param, m, v, after */
 
 static inline void put_weights(int64_t r, const char *prefix, const double *x, int sharded,
-                        seqpar_safetensors_dtype dtype) {
+                               seqpar_safetensors_dtype dtype) {
     int64_t first = sharded ? WEIGHTS * r / made.world : 0;
     int64_t last = sharded ? WEIGHTS * (r + 1) / made.world : WEIGHTS;
     char name[32], key[64];
@@ -548,7 +553,6 @@ static inline void put_everything(void) {
         put_weights(r, "local", weights[0], 0, SEQPAR_SAFETENSORS_F64);
     }
 }
-
 
 /* FOLDER/name, in which got, want and model are. */
 static inline int gen(const char *name, const char *options) {

@@ -1327,8 +1327,8 @@ static void test_own_attention_rule(void) {
 static void test_own_attention_refused(void) {
     static const int64_t lengths[] = {24}, cells[] = {4};
     static const char *const words[] = {"",
-                                        "fails forward with 77",
-                                        "fails backward with 78",
+                                        "the forward of the own attention kernel returned 77",
+                                        "the backward of the own attention kernel returned 78",
                                         "the lse ",
                                         "the lse inf",
                                         "has no dropout",

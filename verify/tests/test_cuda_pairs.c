@@ -123,7 +123,7 @@ static const refusal refusals[REFUSALS] = {
     {SEQPAR_ERR_ULYSSES, "is more than the"},
     {SEQPAR_ERR_ULYSSES, "is no multiple of the"},
     {SEQPAR_ERR_HEAD_STRIDE, "heads_k_stride 2 does not divide"},
-    {SEQPAR_ERR_ULYSSES, "need equal numbers of query heads"}};
+    {SEQPAR_ERR_ULYSSES, "with replicated kv heads use a divisor"}};
 
 static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
 

@@ -474,12 +474,13 @@ static seqpar_status attend(void *call) {
     {A(io.name##_stride, width), \
      less, \
      SEQPAR_ERR_SIZE, \
-     #name "_stride is " #less "; give 0, or from " #width ", a token's elements, to 4194304", \
+     #name "_stride is " #less "; give 0, or at least " #width \
+           " (a token's elements) and at most 4194304", \
      {A(run, 1)}}, \
     { \
         A(io.name##_stride, width), 4194305, SEQPAR_ERR_SIZE, \
-            #name "_stride is 4194305; give 0, or from " #width \
-                  ", a token's elements, to 4194304", \
+            #name "_stride is 4194305; give 0, or at least " #width \
+                  " (a token's elements) and at most 4194304", \
         { \
             A(run, 1) \
         } \
@@ -593,8 +594,7 @@ static void check_replicated(void) {
     int64_t good = 8, bad = 6;
     ACCEPTED(seqpar_run_threads(4, attend_replicated, &good, &error), &error);
     REFUSED(seqpar_run_threads(4, attend_replicated, &bad, &error), &error, SEQPAR_ERR_ULYSSES,
-            "ulysses_size 4 does not divide 6 heads; replicated kv heads need equal numbers of "
-            "query heads");
+            "ulysses_size 4 does not divide 6 heads; with replicated kv heads use a divisor");
     test_end("attention_replicated");
 }
 
@@ -625,11 +625,11 @@ static void check_own_attention(void) {
     ACCEPTED(attend_own(&good), world->error);
     REFUSED(
         attend_own(&forward), world->error, SEQPAR_ERR_KERNEL,
-        "the own attention kernel fails forward with 77: 5 queries, 5 keys of source 0, heads "
-        "from 0 (6)");
+        "the forward of the own attention kernel returned 77, not 0: 5 queries, 5 keys of source "
+        "0, 6 heads from head 0");
     REFUSED(attend_own(&backward), world->error, SEQPAR_ERR_KERNEL,
-            "the own attention kernel fails backward with 77: 5 queries, 5 keys of source 0, "
-            "heads from 0 (6)");
+            "the backward of the own attention kernel returned 77, not 0: 5 queries, 5 keys of "
+            "source 0, 6 heads from head 0");
     own_lse = NAN;
     REFUSED(
         attend_own(&good), world->error, SEQPAR_ERR_KERNEL,
