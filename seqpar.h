@@ -8441,7 +8441,7 @@ static seqpar_status seqpar__attn_whole_compute(seqpar_ctx *ctx, seqpar_attn *at
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__attn_whole_run(seqpar_ctx *ctx, const seqpar__attn_whole *job) {
+static seqpar_status seqpar__attn_whole_once(seqpar_ctx *ctx, const seqpar__attn_whole *job) {
     const seqpar_attn_desc *d = job->desc;
     seqpar_attn *attn;
     SEQPAR__TRY(seqpar_attn_open(ctx, &attn, job->row, 1, d));
@@ -8460,7 +8460,7 @@ static seqpar_status seqpar__attn_whole_rank(seqpar_comm *world, void *user) {
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
-    if (!status) status = seqpar__attn_whole_run(&ctx, (const seqpar__attn_whole *)user);
+    if (!status) status = seqpar__attn_whole_once(&ctx, (const seqpar__attn_whole *)user);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
     return status;
@@ -8495,6 +8495,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
    hidden states. Backward, it takes the seeds: the derivatives of the loss with respect to
    these values.
 
+                     forward                                    backward
        >>loss        hidden -> logits -> logp, entropy, lse     dhidden, dtable <- seeds
        >>objective   logp -> sums per document                  seeds of its tokens <- d/dsum
                      sums -> value                              d/dsum
@@ -8531,20 +8532,20 @@ static double seqpar__vocab_scale_of(const seqpar_vocab_desc *desc) {
     return desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
 }
 
-/* Computes the teacher's logits of the same tokens, in `beside`, their entropy, and the KL
-   divergence between teacher and student. With `gradient`, `beside` becomes the gradient of
-   this divergence with respect to the student's logits, times dkl. */
-static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *beside,
+/* Writes the teacher's logits of these tokens to `teacher_logits`, and computes the teacher's entropy
+   and the KL divergence between teacher and student. With `gradient`, `teacher_logits` becomes the
+   gradient of this divergence with respect to the student's logits, times dkl. */
+static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *teacher_logits,
                                          int64_t first, int64_t rows, const seqpar_vocab_io *io,
                                          int gradient, const seqpar_vocab_desc *desc) {
     const seqpar_vocab_teacher *from = io->teacher;
     int acc = ctx->device->accumulator;
     seqpar_distill_args d;
     memset(&d, 0, sizeof d);
-    SEQPAR__TRY(seqpar__vocab_logits(ctx, beside, from->hidden, from->table, from->width, first,
-                                     rows, desc));
+    SEQPAR__TRY(seqpar__vocab_logits(ctx, teacher_logits, from->hidden, from->table,
+                                     from->width, first, rows, desc));
     d.logits.data = logits;
-    d.teacher.data = beside;
+    d.teacher.data = teacher_logits;
     d.logits.stride = d.teacher.stride = desc->vocab;
     d.rows = rows;
     d.vocab = desc->vocab;
@@ -8596,8 +8597,8 @@ static seqpar_status seqpar__vocab_best(seqpar_ctx *ctx, void *logits, int64_t f
 }
 
 /* Computes the logits of `rows` tokens from `first` on and their statistics. With `gradient`
-   the logits become dL/dlogits. beside: memory for as many logits of a teacher. */
-static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *beside,
+   the logits become dL/dlogits. teacher_logits: memory for the teacher's logits of these tokens. */
+static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *teacher_logits,
                                         int64_t first, int64_t rows, const seqpar_vocab_io *io,
                                         int gradient, const seqpar_vocab_desc *desc) {
     const seqpar_vocab_values *values = &io->values;
@@ -8611,7 +8612,8 @@ static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *bes
     SEQPAR__TRY(seqpar__vocab_best(ctx, logits, first, rows, io, desc));
     if (io->choices) return seqpar__vocab_choose(ctx, logits, first, rows, io, gradient, desc);
     if (io->teacher)
-        SEQPAR__TRY(seqpar__vocab_teach(ctx, logits, beside, first, rows, io, gradient, desc));
+        SEQPAR__TRY(
+            seqpar__vocab_teach(ctx, logits, teacher_logits, first, rows, io, gradient, desc));
     s.logits.data = logits;
     s.logits.stride = desc->vocab;
     s.rows = rows;
@@ -8634,7 +8636,7 @@ static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *bes
     seqpar_add_args sum;
     sum.y = logits;
     sum.a = logits;
-    sum.b = beside;
+    sum.b = teacher_logits;
     sum.count = rows * desc->vocab;
     sum.accumulators = 0;
     return dev->add(dev, &sum, ctx->queue);
@@ -8672,13 +8674,13 @@ static seqpar_status seqpar__check_choices(seqpar_error *error, const seqpar_voc
             return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID,
                                "choice %lld is token %d%s; give ids from 0 to %lld, each once",
                                (long long)i, (int)c->ids[i],
-                               same < i ? ", which stands there before" : "",
+                               same < i ? ", as an earlier choice is" : "",
                                (long long)vocab - 1);
     }
     if (io->teacher || v->logp || v->entropy || v->lse || v->smooth || s->dlogp ||
         s->dentropy || s->dsmooth || s->dzloss)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "choices stand beside values, seeds or a teacher, which are of the "
+                           "choices are given with values, seeds or a teacher, which use the "
                            "whole vocabulary; leave those NULL, or the choices");
     return SEQPAR_OK;
 }
@@ -8722,41 +8724,42 @@ static seqpar_status seqpar__vocab_scratch(seqpar_ctx *ctx, seqpar_buffer *scrat
 SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc) {
     int64_t most;
-    seqpar_buffer logits, beside;
+    seqpar_buffer logits, teacher_logits;
     seqpar_status status;
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
     SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), io->tokens);
-    memset(&beside, 0, sizeof beside);
+    memset(&teacher_logits, 0, sizeof teacher_logits);
     status = seqpar__vocab_scratch(ctx, &logits, most, desc);
-    if (!status && io->teacher) status = seqpar__vocab_scratch(ctx, &beside, most, desc);
+    if (!status && io->teacher)
+        status = seqpar__vocab_scratch(ctx, &teacher_logits, most, desc);
     for (int64_t first = 0; !status && first < io->tokens; first += most)
-        status = seqpar__vocab_rows(ctx, logits.data, beside.data, first,
+        status = seqpar__vocab_rows(ctx, logits.data, teacher_logits.data, first,
                                     SEQPAR__MIN(most, io->tokens - first), io, 0, desc);
-    seqpar_buffer_free(ctx, &beside);
+    seqpar_buffer_free(ctx, &teacher_logits);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
 
-/* ---- a fold in tiles: its program is cut into tiles of at most `most` tokens. A longer leaf
-   is cut into tiles of at most `part` tokens. Between two tiles the values of the stack are in
-   the store, value n in slot n. So after the last tile the store holds the nodes in rising
-   order, node n in slot n. ---- */
+/* ---- a fold in tiles: the program is cut into tiles, ranges of at most `most` tokens. A
+   longer leaf is cut into tiles of at most `part` tokens. Each tile ends by storing its stack,
+   value n (from the bottom) in slot n. So after the last tile the nodes are in the store in
+   rising order, node n in slot n. ---- */
 
 typedef struct seqpar__tiler {
     seqpar_fold_op *ops;
     int64_t count; /* operations in this tile's program */
-    /* values on the stack of the whole program; how many of the top ones are loaded */
+    /* values on the whole program's stack; how many of the top ones this tile has */
     int64_t stack, loaded;
-    int64_t places; /* slots that the store needs: the most values left at the end of a tile */
-    int64_t most;   /* most tokens of a tile */
-    int64_t part;   /* a longer leaf has tiles of its own, each of at most so many tokens */
-    int alone;      /* 1: this tile holds only tokens of such a leaf */
+    int64_t slots; /* slots that the store needs: the most values left at the end of a tile */
+    int64_t most;  /* most tokens of a tile */
+    int64_t part;  /* most tokens of a tile that holds only a part of a longer leaf */
+    int alone;     /* 1: this is such a tile */
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows; /* tokens of this tile */
     const seqpar_token_fold *fold;
-    seqpar_token_tile_fn fn; /* NULL: only `places` is counted */
+    seqpar_token_tile_fn fn; /* NULL: only `slots` is counted */
     void *user;
 } seqpar__tiler;
 
@@ -8765,7 +8768,7 @@ static void seqpar__tiler_emit(seqpar__tiler *r, int32_t op, int64_t index) {
     r->ops[r->count++].index = (int32_t)index;
 }
 
-/* Loads values until this tile has the top `need` of the stack. */
+/* Loads values until the top `need` values of the whole stack are on this tile's stack. */
 static void seqpar__tiler_load(seqpar__tiler *r, int64_t need) {
     int64_t missing = need - r->loaded;
     for (int64_t i = missing; i > 0; i--)
@@ -8775,7 +8778,7 @@ static void seqpar__tiler_load(seqpar__tiler *r, int64_t need) {
 
 static void seqpar__tiler_close(seqpar__tiler *r) {
     int64_t at = r->stack;
-    r->places = SEQPAR__MAX(r->places, at);
+    r->slots = SEQPAR__MAX(r->slots, at);
     for (; r->loaded > 0; r->loaded--) seqpar__tiler_emit(r, SEQPAR_FOLD_STORE, --at);
 }
 
@@ -8796,10 +8799,9 @@ static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
     return SEQPAR_OK;
 }
 
-/* A leaf that is longer than a tile is computed in parts, in tiles that hold nothing else. So
-   the length of a part does not move the ends of the other tiles, and no value of `step`
-   (the device's sum_step) needs more slots (r->places) than step 1. seqpar_token_node_count
-   counts with step 1. */
+/* A leaf longer than a tile is computed in parts, in tiles that hold nothing else. So the
+   length of a part, which depends on the device's sum_step, does not move the ends of the other
+   tiles, and sum_step 1 needs the most slots (r->slots). seqpar_token_node_count takes 1. */
 static seqpar_status seqpar__tiler_leaf(seqpar__tiler *r, const seqpar_piece *piece) {
     int alone = piece->count > r->most;
     int64_t most = alone ? r->part : r->most, at = 0, n;
@@ -8840,10 +8842,10 @@ static seqpar_status seqpar__tiler_tiles(seqpar__tiler *r, const seqpar_share *s
     return r->rows ? seqpar__tiler_end(r) : SEQPAR_OK;
 }
 
-/* Tokens of a tile, at most `most`: all tokens if they fit; else those of the longest leaf,
-   times the largest power of two that fits. Where the leaves are the cells of a document, a
-   tile is a whole subtree if its number of leaves is a power of two. It leaves fewer values on
-   the stack than a slightly longer tile. */
+/* Returns the most tokens of a tile: all tokens if `most` allows; else the length of the
+   longest leaf times the largest power of two that fits into `most`, or `most` if the leaf
+   alone is longer. With equal leaves such a tile is a whole subtree, which leaves fewer values
+   on the stack than a slightly longer tile. */
 static int64_t seqpar__tiler_rows(const seqpar_share *share, int64_t most) {
     int64_t longest = 1, leaves = 1;
     if (most >= share->tokens) return SEQPAR__MAX(share->tokens, 1);
@@ -8923,19 +8925,19 @@ SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
     if (seqpar__tiler_new(&r, share, fold, SEQPAR__MAX(most, 1), 1))
         (void)seqpar__tiler_tiles(&r, share);
     else
-        r.places = fold->depth; /* no memory: an upper bound; seqpar_token_tiles fails too */
+        r.slots = fold->depth; /* no memory: an upper bound; seqpar_token_tiles fails too */
     seqpar__tiler_free(&r);
-    return r.places;
+    return r.slots;
 }
 
 typedef struct seqpar__vocab_call {
     seqpar_ctx *ctx;
     const seqpar_vocab_io *io;
     const seqpar_vocab_desc *desc;
-    void *logits; /* of a tile; of all tokens with io->dlogits */
-    void *beside; /* a teacher's logits of a tile */
-    /* seqpar_vocab_nodes: the rows of the table whose nodes are computed, from given dlogits.
-       table_rows 0: seqpar_vocab_backward, which computes dlogits first */
+    void *logits;         /* a tile's; with io->dlogits, those of all tokens */
+    void *teacher_logits; /* a tile's teacher logits */
+    /* The rows of the table whose nodes seqpar_vocab_nodes computes from io->dlogits. In
+       seqpar_vocab_backward, which computes the dlogits, table_rows is 0 */
     int64_t table_first, table_rows;
 } seqpar__vocab_call;
 
@@ -8945,8 +8947,8 @@ static seqpar_status seqpar__vocab_tokens(const seqpar__vocab_call *c, void *log
     seqpar_device *dev = c->ctx->device;
     seqpar_matmul_args m;
     memset(&m, 0, sizeof m);
-    SEQPAR__TRY(
-        seqpar__vocab_rows(c->ctx, logits, c->beside, r->first, r->rows, c->io, 1, c->desc));
+    SEQPAR__TRY(seqpar__vocab_rows(c->ctx, logits, c->teacher_logits, r->first, r->rows, c->io,
+                                   1, c->desc));
     m.y.data = seqpar__at(c->io->dhidden, r->first * c->desc->hidden, dev->storage);
     m.y.stride = c->desc->hidden;
     m.x.data = logits;
@@ -8964,8 +8966,8 @@ static seqpar_status seqpar__vocab_tile(void *user, const seqpar_token_tile *t) 
     const seqpar__vocab_call *c = (const seqpar__vocab_call *)user;
     seqpar_device *dev = c->ctx->device;
     seqpar_weight_grad_args w;
-    int64_t kept = c->io->dlogits ? t->first * c->desc->vocab : 0;
-    void *logits = seqpar__at(c->logits, kept, dev->storage);
+    int64_t offset = c->io->dlogits ? t->first * c->desc->vocab : 0;
+    void *logits = seqpar__at(c->logits, offset, dev->storage);
     memset(&w, 0, sizeof w);
     if (!c->table_rows) SEQPAR__TRY(seqpar__vocab_tokens(c, logits, t));
     if (!c->table_rows && (c->io->dlogits || c->io->frozen)) return SEQPAR_OK;
@@ -9029,8 +9031,8 @@ static seqpar_status seqpar__check_vocab_fold(seqpar_error *error, const seqpar_
                                               const seqpar_token_fold *fold) {
     if (!share || !fold)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
-                           "the vocabulary's gradient has a share or a fold alone; give both, "
-                           "or neither for a plain sum over the tokens");
+                           "one of share and fold is NULL; give both, or neither for a plain "
+                           "sum of the vocabulary's gradient over the tokens");
     return seqpar__check_tiles(error, share, fold, 1);
 }
 
@@ -9041,7 +9043,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
     seqpar__vocab_call c;
     seqpar__vocab_plain plain;
-    seqpar_buffer logits, beside;
+    seqpar_buffer logits, teacher_logits;
     seqpar_status status = SEQPAR_OK;
     SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     SEQPAR_NEED(ctx->error, "io->dhidden", SEQPAR_IF(io->tokens > 0, io->dhidden));
@@ -9052,20 +9054,21 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                 SEQPAR_IF(!io->dlogits && !io->frozen && fold->node_count > 0, io->nodes));
     memset(&c, 0, sizeof c);
     memset(&logits, 0, sizeof logits);
-    memset(&beside, 0, sizeof beside);
+    memset(&teacher_logits, 0, sizeof teacher_logits);
     c.ctx = ctx;
     c.io = io;
     c.desc = desc;
     int64_t rows = seqpar__vocab_rows_max(desc), step = ctx->device->sum_step;
     int64_t most = seqpar_token_tile_rows(share, rows, step);
     if (!status && !io->dlogits) status = seqpar__vocab_scratch(ctx, &logits, most, desc);
-    if (!status && io->teacher) status = seqpar__vocab_scratch(ctx, &beside, most, desc);
+    if (!status && io->teacher)
+        status = seqpar__vocab_scratch(ctx, &teacher_logits, most, desc);
     c.logits = io->dlogits ? io->dlogits : logits.data;
-    c.beside = beside.data;
+    c.teacher_logits = teacher_logits.data;
     if (!status)
         status = seqpar_token_tiles(ctx->error, share, fold, rows, step, seqpar__vocab_tile,
                                     &c);
-    seqpar_buffer_free(ctx, &beside);
+    seqpar_buffer_free(ctx, &teacher_logits);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
@@ -9082,8 +9085,8 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
     if (first < 0 || rows < 1 || first > desc->vocab - rows || (!io->dlogits && io->tokens))
         return seqpar_fail(
             ctx->error, SEQPAR_ERR_SIZE,
-            "nodes of rows %lld .. + %lld are wanted, of a vocab of %lld%s; give "
-            "rows within it, and io->dlogits to seqpar_vocab_backward before",
+            "first is %lld and rows %lld, of a vocab of %lld%s; give rows within it, and the "
+            "io->dlogits that seqpar_vocab_backward wrote",
             (long long)first, (long long)rows, (long long)desc->vocab,
             io->dlogits ? "" : ", and dlogits are NULL");
     seqpar__vocab_plain_take(ctx, io, &plain, &share, &fold, rows * desc->hidden);
@@ -9119,8 +9122,8 @@ SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host
                            (long long)desc->count);
     if (live > desc->count)
         return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT,
-                           "the step is said to have %lld supervised tokens, but %lld are here "
-                           "alone; give the count of the whole step (batch.counts.supervised)",
+                           "count is %lld, but this call alone has %lld supervised tokens; "
+                           "give the count of the whole step (batch.counts.supervised)",
                            (long long)desc->count, (long long)live);
     if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
         return seqpar_fail(
@@ -9188,8 +9191,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segmen
     return SEQPAR_OK;
 }
 
-/* A piece holds one range of tokens of each of its documents. The sum over a range is added as
-   one leaf. */
+/* A piece lies in one document. The sum over its tokens is added as one leaf. */
 static int seqpar__segments_piece(seqpar_segments *s, const double *values,
                                   const seqpar_row *row, const seqpar_piece *p) {
     int64_t last = -1;
@@ -9224,7 +9226,7 @@ SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
     memset(s, 0, sizeof *s);
 }
 
-/* Refuses a leaf that was given twice: it would be counted twice. */
+/* The error for a leaf that was given twice. */
 static seqpar_status seqpar__leaf_twice(seqpar_error *error, int64_t document, int64_t leaf) {
     char of[40] = "step";
     if (document >= 0) snprintf(of, sizeof of, "document %lld", (long long)document);
@@ -9245,8 +9247,8 @@ static int seqpar__by_segment(const void *a, const void *b) {
     return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
 }
 
-/* Folds the entries of all ranks, s, to sums (documents, width). documents -1: s is one sum,
-   all of segment 0. */
+/* Folds the entries s of all ranks into sums (documents, width). documents -1: all entries are
+   of segment 0, which stands for the whole step. */
 static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents,
                                            const seqpar_segments *s) {
     int64_t count = s->count, width = s->width;
@@ -9270,7 +9272,8 @@ static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, in
                                             leaves[i + n]);
         if (order[i].segment < 0 || order[i].segment >= (documents < 0 ? 1 : documents))
             status = seqpar_fail(error, SEQPAR_ERR_SIZE,
-                                 "a row holds document %lld; the step has %lld",
+                                 "a sum is for document %lld, but there are %lld documents, "
+                                 "counted from 0",
                                  (long long)order[i].segment, (long long)documents);
         for (int64_t w = 0; !status && w < width; w++) {
             for (int64_t k = 0; k < n; k++) column[k] = s->values[order[i + k].at * width + w];
@@ -9328,7 +9331,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, in
     return seqpar__segments_sum(comm, sums, documents, s);
 }
 
-/* The whole step is one document. */
+/* Sums over the whole step: all leaves are pushed to segment 0. */
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
                                            const double *values, int64_t count, int64_t width) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, sum, leaf, values", ctx, SEQPAR_IF(width > 0, sum),
@@ -9408,7 +9411,7 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
     if (!(d->label_smoothing >= 0 && d->label_smoothing <= 0.5))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
-            "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5",
+            "label_smoothing is %g; it is the fraction of wrong labels, give 0 to 0.5",
             d->label_smoothing);
     if (d->label_smoothing > 0 && !kind->smoothing)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -9432,8 +9435,8 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
 }
 
 /* Returns the loss of a pair as a function of the margin, and the derivative in *slope. The
-   margin is chosen - rejected, each a sum or a mean of log-probs, less the reference's where
-   the loss has one. */
+   margin is chosen - rejected. Each is a sum or a mean of log-probs, minus that of the
+   reference unless the kind has none. */
 static double seqpar__preference_of(const seqpar_preference_desc *d, double margin,
                                     double *slope) {
     double z = d->beta * margin - (d->kind == SEQPAR_PREFERENCE_SIMPO ? d->gamma : 0.0);
@@ -9512,7 +9515,7 @@ SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result 
                            d->desirable_weight, d->undesirable_weight);
     if (!(d->kl >= 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "the KL of the step is %g; it is max(0, mean): take seqpar_kto_kl",
+                           "kl is %g; give the result of seqpar_kto_kl, which is at least 0",
                            d->kl);
     r->loss = weight * seqpar_sigmoid(-sign * z);
     r->dlogp = -sign * weight * d->beta * seqpar_sigmoid(z) * seqpar_sigmoid(-z);
@@ -9607,19 +9610,20 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
 /* =============================================================================================
    >>blocks  parameter blocks and their owners
 
-   Tensors are exchanged in groups (a group is a layer), and a group in slices: whole tensors
-   while they fit, a larger tensor cut between rows. A slice is cut into blocks of 1,024
-   elements, which are dealt over all W ranks. The owner of a block sums its gradient and, from
-   ZeRO stage 1 on, updates it. At every stage only the owner keeps the gradient of a block.
-   From stage 1 on only the owner keeps its moments and masters. At stage 3 only the owner keeps
-   its parameters (>>shards).
+   Tensors are exchanged in groups, such as those of a layer, and a group in slices. A slice
+   holds whole tensors while they fit; a larger tensor is cut between rows. A slice is cut into
+   blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block sums its
+   gradient and, from ZeRO stage 1 on, updates it. At every stage only the owner keeps the
+   gradient of a block. From stage 1 on only the owner keeps its moments and masters. At stage 3
+   only the owner keeps its parameters (>>shards).
 
        tensor   a: 2,500 elements                b: 900
        blocks   a0 [0, 1024)  a1 [1024, 2048)    a2 [2048, 2500) and a gap    b0 [0, 900) and a gap
        owners   rank 0        rank 0             rank 1                       rank 1       W = 2
 
-   In an owner's memory its blocks follow each other, slice by slice. Every tensor begins at a
-   block, so its last block may end with a gap. The caller's arrays have no such gaps.
+   State (gradients, moments, masters) is laid out in blocks. Every tensor begins at a block, so
+   its last block may end with a gap; the caller's arrays have no such gaps. Elements of state
+   are counted over the blocks of all ranks. An owner stores only its blocks, slice by slice.
    ========================================================================================== */
 
 /* Each rank owns one run of a slice's blocks, [*begin, *begin + *count) in elements of the
@@ -9633,8 +9637,8 @@ static void seqpar__owned_blocks(const seqpar_blocks *b, int64_t slice, int64_t 
     *count = seqpar_part_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
 }
 
-/* The element at which this rank's blocks of a slice begin in state that holds the owned blocks
-   alone. */
+/* Where this rank's blocks of a slice begin, in elements of an array that holds only the blocks
+   that this rank owns. */
 static int64_t seqpar__compact_begin(const seqpar_blocks *b, const seqpar_ctx *ctx,
                                      int64_t slice) {
     int64_t begin, count, at = 0;
@@ -9663,19 +9667,21 @@ static seqpar_status seqpar__check_tensors(const char *function, seqpar_error *e
         if (t[i].offset < end || t[i].rows > (INT64_MAX / 16 - t[i].offset) / t[i].cols)
             return seqpar_fail(error, SEQPAR_ERR_SIZE,
                                "tensor %s of %lld x %lld begins at %lld; it must begin at %lld "
-                               "or behind, and end within 64 bits",
+                               "or later, and end below 2^59",
                                t[i].name, (long long)t[i].rows, (long long)t[i].cols,
                                (long long)t[i].offset, (long long)end);
         lowest = i ? t[i - 1].group : 0;
         highest = i ? lowest + 1 : 0;
         if (t[i].group < lowest || t[i].group > highest)
             return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                               "tensor %s is in group %lld; groups must rise by one", t[i].name,
-                               (long long)t[i].group);
+                               "tensor %s is in group %lld; groups begin at 0 and never fall "
+                               "or skip a number",
+                               t[i].name, (long long)t[i].group);
         end = t[i].offset + seqpar__tensor_elements(&t[i]);
     }
-    return count > 0 ? SEQPAR_OK
-                     : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
+    return count > 0
+               ? SEQPAR_OK
+               : seqpar_fail(error, SEQPAR_ERR_SIZE, "there is no tensor; give at least 1");
 }
 
 /* Refuses parameters that do not hold all tensors. */
@@ -9693,21 +9699,23 @@ static seqpar_status seqpar__check_elements(seqpar_error *error, const seqpar_bl
 /* A range of `count` elements of a tensor. It begins at element `at` of state, where every
    tensor fills whole blocks, and at element `offset` of the caller's arrays, where elements
    between tensors must not be touched. */
-typedef struct seqpar__part {
+typedef struct seqpar__tensor_range {
     int64_t tensor, at, offset, count;
-} seqpar__part;
+} seqpar__tensor_range;
 
 /* Iterates over the ranges of tensors within elements [begin, end) of state, all in one slice:
-   call seqpar__part_begin once, then seqpar__part_next until it returns 0. */
-static seqpar__part seqpar__part_begin(const seqpar_blocks *b, int64_t slice, int64_t begin) {
-    seqpar__part s;
+   call seqpar__tensor_range_begin once, then seqpar__tensor_range_next until it returns 0. */
+static seqpar__tensor_range seqpar__tensor_range_begin(const seqpar_blocks *b, int64_t slice,
+                                                       int64_t begin) {
+    seqpar__tensor_range s;
     s.tensor = b->slice_tensor[slice];
     s.at = begin;
     s.offset = s.count = 0;
     return s;
 }
 
-static int seqpar__part_next(const seqpar_blocks *b, seqpar__part *s, int64_t end) {
+static int seqpar__tensor_range_next(const seqpar_blocks *b, seqpar__tensor_range *s,
+                                     int64_t end) {
     int64_t begin = s->at + s->count, first, last;
     for (; s->tensor < b->tensor_count && b->tensor_begin[s->tensor] < end; s->tensor++) {
         const seqpar_tensor *t = &b->tensors[s->tensor];
@@ -9722,18 +9730,18 @@ static int seqpar__part_next(const seqpar_blocks *b, seqpar__part *s, int64_t en
     return 0;
 }
 
-/* Elements of each slice of a tensor that is cut into several. The unit is the fewest rows, 64
-   times a power of two, that fill whole blocks: owners need whole blocks, and a multiple of 64
-   rows makes the columns of dlogits begin aligned. A slice has as many units as `most` elements
-   hold, at least one. */
-static int64_t seqpar__slice_piece(const seqpar_tensor *t, int64_t most) {
+/* Returns the elements of a slice when a tensor is cut into several. Take the fewest rows, 64
+   times a power of two, that fill whole blocks: owners need whole blocks, and slices of 64 rows
+   begin at aligned columns of dlogits. A slice is the largest multiple of these rows that
+   `most` elements hold, at least one. */
+static int64_t seqpar__slice_elements(const seqpar_tensor *t, int64_t most) {
     int64_t rows = 64;
     while (rows * t->cols % SEQPAR_PARAM_BLOCK) rows *= 2;
     return SEQPAR__MAX(1, most / (rows * t->cols)) * rows * t->cols;
 }
 
-/* The next slice begins at this element of state, in this tensor. With slice_begin NULL slices
-   are only counted. */
+/* Begins the next slice at `element` of state, in `tensor`, and returns `element`. With
+   slice_begin NULL the slice is only counted. */
 static int64_t seqpar__slice_begins(seqpar_blocks *b, int64_t element, int64_t tensor) {
     if (b->slice_begin) {
         b->slice_begin[b->slices] = element;
@@ -9750,7 +9758,7 @@ static void seqpar__slices(seqpar_blocks *b, int64_t most) {
     for (int64_t i = 0; i < b->tensor_count; i++) {
         const seqpar_tensor *t = &b->tensors[i];
         int64_t at = b->tensor_begin[i], end = at + seqpar__block_elements(t);
-        int64_t piece = seqpar__slice_piece(t, most);
+        int64_t piece = seqpar__slice_elements(t, most);
         int first = i == 0 || t->group != b->tensors[i - 1].group;
         if (first) b->group_slice[t->group] = b->slices;
         if (first || end - begin > most) begin = seqpar__slice_begins(b, at, i);
@@ -9833,22 +9841,22 @@ SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, 
        seqpar_step_gradient     slice by slice, sends each owner its blocks of these nodes;
                                 owners fold the nodes of all ranks
        seqpar_step_norm         sums of squares, block by block, folded over block numbers
-       seqpar_step_end          owners clip, update, and hand their blocks to all (>>update)
+       seqpar_step_end          clips and updates, exchanges by ZeRO stage (>>update)
 
    Memory. A rank holds
    - 1/W of the gradient, allocated slice by slice during backward;
-   - the nodes of one group, or of one slice: one node for W = 1, else one or two for each row;
-   - with A micro-batches up to log2(A) times its 1/W, for sums that wait for the next
-     micro-batch.
+   - the nodes of one group, or of one slice: one node for W = A = 1, else about log2 of the
+     rank's leaves (A: micro-batches);
+   - sums that wait for the next micro-batch: about log2(A) times its 1/W (seqpar_optim_open).
    For the 135 million parameters of SmolLM2 on one rank that is 527 MiB, 1.03 times the
    weights.
    ========================================================================================== */
 
-typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks */
-    seqpar__partial own;       /* what this rank folds before it sends */
-    seqpar_token_fold fold;    /* the same, for the caller */
+typedef struct seqpar__micro { /* one micro-batch on all ranks */
+    seqpar__partial own;       /* program over this rank's leaves, and the nodes it sends */
+    seqpar_token_fold fold;    /* points into own: what seqpar_step_fold returns */
     int64_t *nodes;            /* (world) how many nodes each rank sends */
-    seqpar_fold_op *program;   /* the owner's; leaf i: node i of all nodes, by rank */
+    seqpar_fold_op *program;   /* the owner's; its leaf i is node i of its inbox */
     int64_t program_count;
 } seqpar__micro;
 
@@ -9891,8 +9899,8 @@ static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
     o->complete = o->pending = 0;
 }
 
-/* The rows of a micro-batch, those of all data-parallel ranks together, are contiguous. Because
-   of that, only a few sums wait for the next micro-batch. */
+/* Finds the rows of one data-parallel rank in a micro-batch. A micro-batch's rows, over all
+   data-parallel ranks, are contiguous, so only a few sums wait for the next micro-batch. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
                                int64_t index, int64_t *first, int64_t *count) {
     int64_t part = index * dp_size + dp_rank;
@@ -9908,7 +9916,7 @@ static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim
     if (index < 0 || index >= o->step->accumulation)
         return seqpar_fail(
             error, SEQPAR_ERR_STEP,
-            "micro-batch %lld is none of the step, which was begun with %lld; give 0 to %lld",
+            "micro-batch %lld is not in the step, which was begun with %lld; give 0 to %lld",
             (long long)index, (long long)o->step->accumulation,
             (long long)o->step->accumulation - 1);
     return SEQPAR_OK;
@@ -9917,8 +9925,8 @@ static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim
 static seqpar_status seqpar__check_has_rows(seqpar_error *error, const seqpar_optim *o) {
     if (o->step->rows) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_STEP,
-                       "the step was begun without rows (seqpar_step_begin_plain); it has "
-                       "neither rows nor folds, give it whole gradients");
+                       "the step was begun without rows (seqpar_step_begin_plain) and takes "
+                       "whole gradients; for rows and folds call seqpar_step_begin");
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim,
@@ -10168,8 +10176,7 @@ static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
     return SEQPAR_OK;
 }
 
-/* A share's pieces follow from its rows, its layout and the rank. So those are compared, not
-   the pieces. */
+/* Compares the share's rows, layout and rank with the step's. Its pieces follow from these. */
 static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s,
                                          int64_t index, const seqpar_share *share) {
     int64_t first, count;
@@ -10183,7 +10190,7 @@ static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_ste
     if (share->sp_size != ctx->sp_size || share->sp_rank != ctx->sp_rank)
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
                            "micro-batch %lld: the share is that of rank %lld of %lld, this is "
-                           "rank %lld of %lld",
+                           "rank %lld of %lld; give the share of this rank",
                            (long long)index, (long long)share->sp_rank,
                            (long long)share->sp_size, (long long)ctx->sp_rank,
                            (long long)ctx->sp_size);
@@ -10215,9 +10222,9 @@ static int64_t seqpar__nodes_offset(const seqpar_optim *o, const seqpar_step_nod
     return o->blocks.tensors[o->blocks.group_tensor[nodes->group]].offset + nodes->first;
 }
 
-/* Sends every owner its blocks of a slice, from every node of this rank. The inbox receives the
-   nodes of all ranks, in order of ranks; each node is laid out as this rank's state of the
-   slice. */
+/* Sends every owner its blocks of a slice, from every node of this rank. The inbox receives
+   this rank's blocks of the nodes of all ranks: one node after the other, in order of ranks,
+   each laid out as state. */
 static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__micro *m, const seqpar_step_nodes *from,
                                         int64_t slice, void *inbox) {
@@ -10229,7 +10236,7 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     seqpar__messages list;
     seqpar_group g;
     seqpar_status status;
-    seqpar__part s;
+    seqpar__tensor_range s;
     for (w = 0; w < world; w++) total += m->nodes[w];
     if (!seqpar__messages_new(&list, (world + tensors) * m->own.node_count, tensors * total))
         return seqpar__no_memory(ctx->error, "a gradient exchange");
@@ -10237,8 +10244,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     for (w = 0; w < world; at += m->nodes[w++]) {
         seqpar__owned_blocks(&o->blocks, slice, world, w, &begin, &count);
         for (int64_t n = 0; n < m->own.node_count; n++)
-            for (s = seqpar__part_begin(&o->blocks, slice, base + begin);
-                 seqpar__part_next(&o->blocks, &s, base + begin + count);) {
+            for (s = seqpar__tensor_range_begin(&o->blocks, slice, base + begin);
+                 seqpar__tensor_range_next(&o->blocks, &s, base + begin + count);) {
                 const char *data = (const char *)from->nodes +
                                    (n * from->node_stride + s.offset - first) * size;
                 char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
@@ -10250,17 +10257,17 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     }
     for (at = w = 0; w < world; at += m->nodes[w++])
         for (int64_t n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
-            for (s = seqpar__part_begin(&o->blocks, slice, base + own);
-                 seqpar__part_next(&o->blocks, &s, base + own + mine);)
+            for (s = seqpar__tensor_range_begin(&o->blocks, slice, base + own);
+                 seqpar__tensor_range_next(&o->blocks, &s, base + own + mine);)
                 seqpar__add_recv(&list, w,
                                  (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                                  s.count * size);
     /* The step number of the message group identifies slice and source. Micro-batches can
        share it, because they are sent in order */
     g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, &list);
-    /* Waits here, because `from` belongs to the caller again when this returns. If the
-       transport is queued, only the queue waits: the host goes on to the backward pass of the
-       layer before. */
+    /* Waits here, because the caller may overwrite `from` when this returns. If the transport
+       is queued, only the queue waits: the host goes on to the backward pass of the layer
+       before. */
     status = seqpar__exchange(ctx->world, &g, ctx->queue);
     SEQPAR_FREE(list.sends);
     return status;
@@ -10285,8 +10292,8 @@ static seqpar_status seqpar__check_order(seqpar_error *error, const seqpar_optim
     if (n->micro_batch == taken) return SEQPAR_OK;
     return seqpar_fail(
         error, SEQPAR_ERR_STEP,
-        "the gradient of group %lld was given for micro-batch %lld after %lld of "
-        "them; give each once, in order",
+        "group %lld was given the gradient of micro-batch %lld when it had those of %lld "
+        "micro-batches; give each once, in order",
         (long long)n->group, (long long)n->micro_batch, (long long)taken);
 }
 
@@ -10330,24 +10337,24 @@ static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, i
     return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
-/* The owner's fold for its blocks of a slice (`owned` elements). kept: its store
-   (seqpar__gradient_new). If kept is NULL, the complete sum comes as a single leaf and is added
-   to `sum`, the gradient of the other source. seqpar__fold_owned folds the elements
-   first .. first + count. `leaves` points to element `first` of leaf 0; kept and sum point to
-   element 0. */
+/* The owner's fold of a micro-batch for its blocks of a slice */
 typedef struct seqpar__owner_fold {
     const seqpar_step *step;
     const seqpar__micro *micro;
-    void *kept, *sum;
-    int64_t owned;
+    /* the store (seqpar__gradient_new); NULL: leaf 0 is the complete sum and is added to sum */
+    void *store;
+    void *sum;     /* the gradient of the other source */
+    int64_t owned; /* elements of the owner's blocks in the slice */
 } seqpar__owner_fold;
 
+/* Folds the elements first .. first + count of the owner's blocks. `leaves` points to element
+   `first` of leaf 0. */
 static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fold *w,
                                         const void *leaves, int64_t leaf_stride, int64_t first,
                                         int64_t count) {
     seqpar_fold_args f;
     int acc = ctx->device->accumulator;
-    if (!w->kept) return seqpar__add_into(ctx, seqpar__at(w->sum, first, acc), leaves, count);
+    if (!w->store) return seqpar__add_into(ctx, seqpar__at(w->sum, first, acc), leaves, count);
     memset(&f, 0, sizeof f);
     f.leaf_data = leaves;
     f.leaf_stride = leaf_stride;
@@ -10356,7 +10363,7 @@ static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fol
     f.fold.program_count = w->micro->program_count;
     f.fold.depth = w->step->depth;
     /* FINISH may overwrite slot 0: once the sum is complete, no value waits there */
-    f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc);
+    f.fold.store = f.fold.finish = seqpar__at(w->store, first, acc);
     f.fold.store_stride = w->owned;
     return ctx->device->fold(ctx->device, &f, ctx->queue);
 }
@@ -10388,8 +10395,8 @@ static seqpar_status seqpar__nodes_slices(seqpar_error *error, const seqpar_opti
     }
     if (*first >= 0 && *past > *first) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_STEP,
-                       "elements %lld .. + %lld of group %lld were given, which are no whole "
-                       "slices; take them from seqpar_optim_slice",
+                       "first %lld and count %lld of group %lld are not whole slices; take "
+                       "both from seqpar_optim_slice",
                        (long long)n->first, (long long)n->count, (long long)n->group);
 }
 
@@ -10404,8 +10411,8 @@ static seqpar_status seqpar__check_nodes(seqpar_error *error, const seqpar_optim
                                      (n->elements - end) / n->node_stride < count - 1))))
         return seqpar_fail(
             error, SEQPAR_ERR_SIZE,
-            "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room "
-            "for %lld at a stride of %lld; pass the whole array and its size",
+            "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but "
+            "elements is %lld and node_stride %lld; pass the whole array and its size",
             (long long)n->group, (long long)count, (long long)end,
             seqpar__slice_last(&o->blocks, last)->name, (long long)n->elements,
             (long long)n->node_stride);
@@ -10421,7 +10428,7 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
     int64_t total = 0, first = seqpar__nodes_offset(o, nodes);
     int acc = ctx->device->accumulator, one = ctx->world->size == 1;
     int64_t stride = one ? nodes->node_stride : f->owned;
-    seqpar__part s;
+    seqpar__tensor_range s;
     seqpar_buffer inbox;
     seqpar_status status = SEQPAR_OK;
     memset(&inbox, 0, sizeof inbox);
@@ -10431,8 +10438,8 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
                                    SEQPAR_MEM_EXCHANGE);
     if (!one && !status)
         status = seqpar__send_nodes(ctx, o, f->micro, nodes, slice, inbox.data);
-    for (s = seqpar__part_begin(&o->blocks, slice, begin);
-         !status && total > 0 && seqpar__part_next(&o->blocks, &s, begin + f->owned);) {
+    for (s = seqpar__tensor_range_begin(&o->blocks, slice, begin);
+         !status && total > 0 && seqpar__tensor_range_next(&o->blocks, &s, begin + f->owned);) {
         const void *from = one ? seqpar__at(nodes->nodes, s.offset - first, acc)
                                : seqpar__at(inbox.data, s.at - begin, acc);
         status = seqpar__fold_owned(ctx, f, from, stride, s.at - begin, s.count);
@@ -10442,9 +10449,8 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
 }
 
 /* Runs one operation of a fold program. leaves->leaf computes the leaves. */
-static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *stored,
-                                         const seqpar_fold_op *op,
-                                         const seqpar_leaves *leaves) {
+static seqpar_status seqpar__leaves_op(seqpar_ctx *ctx, char **top, char *stored,
+                                       const seqpar_fold_op *op, const seqpar_leaves *leaves) {
     seqpar_device *d = ctx->device;
     int64_t bytes = leaves->elements * seqpar_dtype_bytes(d->accumulator);
     seqpar_add_args sum;
@@ -10485,7 +10491,7 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
     char *top = (char *)stack.data;
     for (int64_t i = 0; !status && i < fold->program_count; i++) {
         const seqpar_fold_op *op = &fold->program[i];
-        status = seqpar__leaves_step(
+        status = seqpar__leaves_op(
             ctx, &top, (char *)seqpar__at(nodes, op->index * node_stride, acc), op, leaves);
     }
     seqpar_buffer_free(ctx, &stack);
@@ -10494,19 +10500,19 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
 }
 
 /* Folds the nodes of a slice into this rank's blocks of the gradient. A tied table has two
-   sums, the embedding's and the head's (source). Each has its own fold. Whichever is complete
-   second is added to the other; the sum of two numbers does not depend on their order, so
-   neither does the gradient. */
+   sums, of the embedding (source 0) and of the vocab (source 1), each with its own fold. The
+   one that is complete last is added to the other. a + b is b + a, so the gradient does not
+   depend on which one that is. */
 static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
                                             const seqpar_step_nodes *nodes, int64_t slice) {
     seqpar_step *s = o->step;
     seqpar__owner_fold f;
-    seqpar_buffer *kept;
+    seqpar_buffer *store;
     int64_t mine = slice + (nodes->source ? o->blocks.slices : 0);
     int64_t other = slice + (nodes->source ? 0 : o->blocks.slices);
     int64_t begin;
     int done, add;
-    kept = &o->gradient[mine];
+    store = &o->gradient[mine];
     s->taken[mine]++;
     f.step = s;
     f.micro = &s->micro[nodes->micro_batch];
@@ -10516,15 +10522,16 @@ static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
            f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
     /* of the two sums of a tied table this is the second to be complete */
     add = done && s->done[other];
-    if (!kept->data && f.owned > 0 && f.micro->program_count > 0 &&
+    /* LEAF, FINISH: seqpar__fold_owned adds the leaf to the other sum and needs no store */
+    if (!store->data && f.owned > 0 && f.micro->program_count > 0 &&
         !(add && f.micro->program_count == 2))
-        SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
-    f.kept = kept->data;
+        SEQPAR__TRY(seqpar__gradient_new(ctx, store, f.owned, s->slots));
+    f.store = store->data;
     f.sum = o->gradient[other].data;
     SEQPAR__TRY(
         seqpar__fold_slice(ctx, o, &f, nodes, slice, o->blocks.slice_begin[slice] + begin));
-    if (add && f.kept) SEQPAR__TRY(seqpar__add_into(ctx, f.sum, f.kept, f.owned));
-    if (add) seqpar_buffer_free(ctx, kept);
+    if (add && f.store) SEQPAR__TRY(seqpar__add_into(ctx, f.sum, f.store, f.owned));
+    if (add) seqpar_buffer_free(ctx, store);
     s->done[mine] |= (unsigned char)done;
     return SEQPAR_OK;
 }
@@ -10571,11 +10578,10 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
    Moments and masters are accumulators in the device's memory, or are offloaded to its second
    pool; moments may be quantized instead. State that is not stored as accumulators in the
    device's memory goes through two staging buffers. The code calls them stages; they are not
-   the ZeRO stages:
+   the ZeRO stages. Slice s uses stage s % 2; what stands in one column runs at the same time:
 
-       slice       0          1          2
-       stage 0     load  update  store   load  ...
-       stage 1           load    update  store  ...
+       stage 0     load 0   update 0   store 0, load 2   update 2
+       stage 1              load 1     update 1          store 1, load 3   ...
    ========================================================================================== */
 
 /* Elements [begin, end) of state, which owners send to all ranks. `data` holds these elements,
@@ -10590,7 +10596,7 @@ typedef struct seqpar__owned_span {
     int64_t first; /* with params: the offset of the parameter that `data` begins with */
 } seqpar__owned_span;
 
-/* Lists a message of `count` elements, `at` elements behind the begin of h->data. */
+/* Lists a message of `count` elements, which begin at element `at` of h->data. */
 static void seqpar__owned_message(const seqpar__owned_span *h, int sending, int64_t peer,
                                   int64_t at, int64_t count, seqpar__messages *m) {
     char *data = (char *)h->data + at * h->block_bytes / SEQPAR_PARAM_BLOCK;
@@ -10601,13 +10607,13 @@ static void seqpar__owned_message(const seqpar__owned_span *h, int sending, int6
         seqpar__add_recv(m, peer, data, bytes);
 }
 
-/* Lists a message to `peer` for each range of the span that this rank owns, or from it for each
-   that the peer owns. */
+/* If sending, lists a message to `peer` for each range of the span that this rank owns; else
+   one from `peer` for each range that `peer` owns. */
 static void seqpar__owned_messages(const seqpar_ctx *ctx, const seqpar_blocks *b,
                                    const seqpar__owned_span *h, int sending, int64_t peer,
                                    seqpar__messages *m) {
     int64_t owner = sending ? ctx->world->rank : peer, begin, end, count;
-    seqpar__part s;
+    seqpar__tensor_range s;
     for (int64_t i = 0; i < b->slices; i++) {
         seqpar__owned_blocks(b, i, ctx->world->size, owner, &begin, &count);
         end = SEQPAR__MIN(h->end, b->slice_begin[i] + begin + count);
@@ -10616,13 +10622,15 @@ static void seqpar__owned_messages(const seqpar_ctx *ctx, const seqpar_blocks *b
         if (!h->params)
             seqpar__owned_message(h, sending, peer, begin - h->begin, end - begin, m);
         else
-            for (s = seqpar__part_begin(b, i, begin); seqpar__part_next(b, &s, end);)
+            for (s = seqpar__tensor_range_begin(b, i, begin);
+                 seqpar__tensor_range_next(b, &s, end);)
                 seqpar__owned_message(h, sending, peer, s.offset - h->first, s.count, m);
     }
 }
 
-static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b,
-                                         const seqpar__owned_span *h, seqpar_request *request) {
+static seqpar_status seqpar__gather_owned_begin(seqpar_ctx *ctx, const seqpar_blocks *b,
+                                                const seqpar__owned_span *h,
+                                                seqpar_request *request) {
     int64_t world = ctx->world->size, rank = ctx->world->rank;
     int64_t most = world * (b->tensor_count + b->slices);
     seqpar__messages m;
@@ -10645,12 +10653,12 @@ static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b
 static seqpar_status seqpar__gather_owned(seqpar_ctx *ctx, const seqpar_blocks *b,
                                           const seqpar__owned_span *h) {
     seqpar_request request;
-    SEQPAR__TRY(seqpar__share_begin(ctx, b, h, &request));
+    SEQPAR__TRY(seqpar__gather_owned_begin(ctx, b, h, &request));
     return seqpar_comm_wait(ctx->world, &request, h->queue);
 }
 
-/* A queued transport need not check which group a message is of. So this checks that all ranks
-   made their calls in the same order: then queue_sum adds up to 0 over all ranks. */
+/* A queued transport need not check which group a message belongs to. So this checks that all
+   ranks made the same calls in the same order: if so, queue_sum adds up to 0 over all ranks. */
 static seqpar_status seqpar__check_queue_groups(seqpar_ctx *ctx) {
     uint64_t sum = ctx->world->queue_sum + ctx->sp->queue_sum;
     int64_t halves[2];
@@ -10660,9 +10668,9 @@ static seqpar_status seqpar__check_queue_groups(seqpar_ctx *ctx) {
     SEQPAR__TRY(seqpar_comm_sum_i64(ctx->world, halves, 2));
     if ((uint64_t)halves[0] + ((uint64_t)halves[1] << 32) == 0) return SEQPAR_OK;
     return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
-                       "a rank was in one exchange when another sent it a message of another "
-                       "one; all ranks must make the same calls in the same order, above all "
-                       "of seqpar_step_gradient");
+                       "a message was sent in one exchange and received in another; all ranks "
+                       "must make the same calls in the same order, above all of "
+                       "seqpar_step_gradient");
 }
 
 /* Computes o->norm, on every rank. It is 0 on a device that only plans: its sums of squares,
@@ -10702,17 +10710,17 @@ enum {
     SEQPAR__STATE_M,
     SEQPAR__STATE_V,
     SEQPAR__STATE_MASTER,
-    SEQPAR__STATE_OWN,
+    SEQPAR__STATE_PARAMS,
     SEQPAR__STATES
 };
-/* The elements of a slice that this rank updates: begin .. begin + count, counted from the
-   first slice on. */
+/* The elements of a slice that this rank updates: begin .. begin + count of state, counted over
+   the blocks of all ranks. */
 typedef struct seqpar__update_part {
     void *params; /* the caller's, by offset */
     int64_t slice, begin, count;
-    int64_t at; /* where they begin in the optimizer's state */
+    int64_t at; /* where they begin in m, v, master, which from stage 1 on hold owned blocks */
     /* The gradient and the states of these elements; a state that does not exist is NULL.
-       SEQPAR__STATE_OWN exists at zero_stage 3 only: the parameters that this rank owns */
+       SEQPAR__STATE_PARAMS exists at zero_stage 3 only: the parameters that this rank owns */
     void *gradient, *state[SEQPAR__STATES];
     double lr;
 } seqpar__update_part;
@@ -10742,13 +10750,13 @@ static seqpar__update_part seqpar__update_part_of(const seqpar_ctx *ctx, const s
     part.state[SEQPAR__STATE_V] = seqpar__at_or_null(o->v.data, quantized ? 0 : at, acc);
     part.state[SEQPAR__STATE_MASTER] = seqpar__at_or_null(o->master.data, at, acc);
     if (o->desc.zero_stage == 3)
-        part.state[SEQPAR__STATE_OWN] = seqpar__at(params, at, storage);
+        part.state[SEQPAR__STATE_PARAMS] = seqpar__at(params, at, storage);
     part.lr = lr;
     return part;
 }
 
 static int seqpar__update_type(const seqpar_ctx *ctx, int which) {
-    return which == SEQPAR__STATE_OWN ? ctx->device->storage : ctx->device->accumulator;
+    return which == SEQPAR__STATE_PARAMS ? ctx->device->storage : ctx->device->accumulator;
 }
 
 static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part *part,
@@ -10756,8 +10764,8 @@ static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part 
     return seqpar__at_or_null(part->state[which], element, seqpar__update_type(ctx, which));
 }
 
-/* For weights without masters: widens them before the update (back), and rounds them
-   stochastically after it. */
+/* For weights without masters. With `back`, before the update, widens params into master; else,
+   after it, rounds master stochastically into params. */
 static seqpar_status seqpar__update_stochastic(seqpar_ctx *ctx, const seqpar_optim *o,
                                                void *master, void *params, int64_t first,
                                                int64_t count, int back) {
@@ -10779,11 +10787,11 @@ static seqpar_status seqpar__update_stochastic(seqpar_ctx *ctx, const seqpar_opt
 static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o,
                                           const seqpar__update_part *part) {
     seqpar_device *dev = ctx->device;
-    seqpar__part s;
-    for (s = seqpar__part_begin(&o->blocks, part->slice, part->begin);
-         seqpar__part_next(&o->blocks, &s, part->begin + part->count);) {
+    seqpar__tensor_range s;
+    for (s = seqpar__tensor_range_begin(&o->blocks, part->slice, part->begin);
+         seqpar__tensor_range_next(&o->blocks, &s, part->begin + part->count);) {
         int64_t at = s.at - part->begin;
-        void *params = seqpar__update_at(ctx, part, SEQPAR__STATE_OWN, at);
+        void *params = seqpar__update_at(ctx, part, SEQPAR__STATE_PARAMS, at);
         seqpar_update_args a;
         if (!params) params = seqpar__at(part->params, s.offset, dev->storage);
         a.p = seqpar__update_at(ctx, part, SEQPAR__STATE_MASTER, at);
@@ -10841,7 +10849,7 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
    it. With stochastic rounding masters exist only during the update, in the stage. */
 typedef struct seqpar__stages {
     seqpar_buffer buffer[2];
-    int64_t loaded[2], stored[2]; /* after how many moves a stage is loaded, stored */
+    int64_t loaded[2], stored[2]; /* number of moves after which a stage is loaded, stored */
     int64_t last;                 /* moves begun so far */
 } seqpar__stages;
 
@@ -10856,7 +10864,7 @@ static int seqpar__is_staged(const seqpar_optim *o, const seqpar__update_part *p
     if (!part->state[which]) return 0;
     return seqpar__is_quantized(o, which) ||
            (o->desc.offload &
-            (which == SEQPAR__STATE_OWN ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE));
+            (which == SEQPAR__STATE_PARAMS ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE));
 }
 
 /* Sets stage[i] to where state i of a part lies in the stage at `data`, in which the staged
@@ -10904,27 +10912,27 @@ static seqpar_status seqpar__moved(const seqpar_ctx *ctx, int64_t moves) {
     return moves > 0 ? ctx->device->moved(ctx->device, moves, ctx->queue) : SEQPAR_OK;
 }
 
-/* With `home` stores a stage, else loads it. Quantized state is quantized from it, or
+/* With `storing` stores a stage, else loads it. Quantized state is quantized from it, or
    dequantized into it. */
 static seqpar_status seqpar__stage_move(seqpar_ctx *ctx, const seqpar_optim *o,
                                         seqpar__stages *stages, const seqpar__update_part *part,
-                                        int home) {
+                                        int storing) {
     seqpar_device *d = ctx->device;
     void *stage[SEQPAR__STATES];
     seqpar__stage_layout(ctx, o, part, stages->buffer[part->slice % 2].data, stage);
     for (int i = 0; i < SEQPAR__STATES; i++) {
         if (!stage[i] || !part->state[i]) continue;
         if (seqpar__is_quantized(o, i)) {
-            /* not ordered behind moves: wait until this stage's stores are done */
-            if (!home) SEQPAR__TRY(seqpar__moved(ctx, stages->stored[part->slice % 2]));
-            SEQPAR__TRY(seqpar__stage_quantize(ctx, o, part, i, stage[i], !home));
+            /* quantize is not queued behind moves: first wait for this stage's stores */
+            if (!storing) SEQPAR__TRY(seqpar__moved(ctx, stages->stored[part->slice % 2]));
+            SEQPAR__TRY(seqpar__stage_quantize(ctx, o, part, i, stage[i], !storing));
         } else
             stages->last = d->move(
-                d, home ? part->state[i] : stage[i], home ? stage[i] : part->state[i],
+                d, storing ? part->state[i] : stage[i], storing ? stage[i] : part->state[i],
                 part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i)), ctx->queue);
     }
-    *(home ? &stages->stored[part->slice % 2]
-           : &stages->loaded[part->slice % 2]) = stages->last;
+    *(storing ? &stages->stored[part->slice % 2]
+              : &stages->loaded[part->slice % 2]) = stages->last;
     return SEQPAR_OK;
 }
 
@@ -11027,8 +11035,8 @@ static seqpar_status seqpar__gradient_complete(seqpar_ctx *ctx, seqpar_optim *o)
     return SEQPAR_OK;
 }
 
-/* Whether all ranks call the same function: ends is 0 in seqpar_step_norm, 1 in
-   seqpar_step_end. */
+/* Refuses a step that ranks end differently: in other functions (`ends` is 0 in
+   seqpar_step_norm, 1 in seqpar_step_end), or with another lr, shared params or o->t. */
 static seqpar_status seqpar__end_agree(seqpar_ctx *ctx, const seqpar_optim *o, int ends,
                                        const void *params, double lr) {
     int64_t shared = o->desc.params_shared ? (int64_t)(intptr_t)params : 0;
@@ -11100,8 +11108,8 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
         (d->state_bits && d->offload & SEQPAR_OFFLOAD_STATE))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
-            "state_bits is %d and offload %d; use 0 for accumulators, or 8, which "
-            "stay where they are",
+            "state_bits is %d and offload %d; use 0 for accumulators, or 8 without "
+            "SEQPAR_OFFLOAD_STATE",
             d->state_bits, d->offload);
     if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -11117,7 +11125,7 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
     return SEQPAR_OK;
 }
 
-static int64_t seqpar__setting_tensors(const seqpar_tensor *t, int64_t count) {
+static int64_t seqpar__digest_tensors(const seqpar_tensor *t, int64_t count) {
     uint64_t digest = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
@@ -11139,11 +11147,11 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                                   {"max_norm", seqpar__setting_real(d->max_norm), 1},
                                   {"slice", d->slice, 0},
                                   {"params_shared", d->params_shared, 0},
-                                  {"what is offloaded", d->offload, 0},
-                                  {"the bits of the state", d->state_bits, 0},
+                                  {"offload", d->offload, 0},
+                                  {"state_bits", d->state_bits, 0},
                                   {"stochastic rounding", d->stochastic, 0},
                                   {"its seed", (int64_t)d->seed, 0}};
-    settings[1].value = seqpar__setting_tensors(t, count);
+    settings[1].value = seqpar__digest_tensors(t, count);
     return seqpar__ranks_agree(ctx->world, "an optimizer", settings,
                                (int64_t)(sizeof settings / sizeof *settings));
 }
@@ -11403,18 +11411,18 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
                                            double *values, const seqpar_optim_part *part) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
     SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
-    seqpar__stored kept = seqpar__stored_state(ctx, o, part->state);
+    seqpar__stored stored = seqpar__stored_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    return seqpar__stored_read(ctx, &kept, values, part, "state from owners");
+    return seqpar__stored_read(ctx, &stored, values, part, "state from owners");
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_optim *o,
                                                double *values, const seqpar_optim_part *part) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
     SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
-    seqpar__stored kept = seqpar__stored_state(ctx, o, part->state);
+    seqpar__stored stored = seqpar__stored_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    return seqpar__stored_move(ctx, &kept, values, NULL, part);
+    return seqpar__stored_move(ctx, &stored, values, NULL, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
@@ -11422,9 +11430,9 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
                                             const seqpar_optim_part *part) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
     SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
-    seqpar__stored kept = seqpar__stored_state(ctx, o, part->state);
+    seqpar__stored stored = seqpar__stored_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    return seqpar__stored_move(ctx, &kept, NULL, values, part);
+    return seqpar__stored_move(ctx, &stored, NULL, values, part);
 }
 
 /* =============================================================================================
@@ -11440,9 +11448,9 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
 static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *t,
                                           int64_t count, int64_t slice, int offload) {
     const seqpar__setting settings[] = {{"the number of tensors", count, 0},
-                                        {"tensors", seqpar__setting_tensors(t, count), 1},
+                                        {"tensors", seqpar__digest_tensors(t, count), 1},
                                         {"slice", slice, 0},
-                                        {"what is offloaded", offload, 0}};
+                                        {"offload", offload, 0}};
     return seqpar__ranks_agree(ctx->world, "sharded parameters", settings, 4);
 }
 
@@ -11500,13 +11508,13 @@ static int64_t seqpar__shards_copy_own(const seqpar_ctx *ctx, const seqpar_shard
                                        int64_t past) {
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, moves = 0;
     int64_t own = seqpar__compact_begin(&s->blocks, ctx, slice);
-    seqpar__part part;
+    seqpar__tensor_range part;
     for (; slice < past; slice++, own += count) {
         seqpar__owned_blocks(&s->blocks, slice, ctx->world->size, ctx->world->rank, &begin,
                              &count);
         begin += s->blocks.slice_begin[slice];
-        for (part = seqpar__part_begin(&s->blocks, slice, begin);
-             seqpar__part_next(&s->blocks, &part, begin + count);)
+        for (part = seqpar__tensor_range_begin(&s->blocks, slice, begin);
+             seqpar__tensor_range_next(&s->blocks, &part, begin + count);)
             moves = seqpar__shards_copy(
                 ctx, s, (char *)h->data + (part.offset - h->first) * size,
                 (char *)s->own.data + (own + part.at - begin) * size, part.count * size);
@@ -11532,7 +11540,7 @@ static seqpar_status seqpar__shards_gather_begin(seqpar_ctx *ctx, const seqpar_s
     h.first = first;
     *moves = seqpar__shards_copy_own(ctx, s, &h, slice, past);
     if (ctx->world->size > 1) SEQPAR__TRY(seqpar__moved(ctx, *moves));
-    return seqpar__share_begin(ctx, &s->blocks, &h, request);
+    return seqpar__gather_owned_begin(ctx, &s->blocks, &h, request);
 }
 
 /* Begins to gather a group, unless s->held already has it, complete or in flight. *index is its
@@ -11622,18 +11630,18 @@ SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards
                                             int64_t count) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, values", ctx, s,
                 SEQPAR_IF(count > 0, values));
-    seqpar__stored kept = seqpar__stored_shards(ctx, s);
+    seqpar__stored stored = seqpar__stored_shards(ctx, s);
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
     SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
-    return seqpar__stored_read(ctx, &kept, values, &part, "parameters from owners");
+    return seqpar__stored_read(ctx, &stored, values, &part, "parameters from owners");
 }
 
 /* Reads (into) or writes (from) the elements that this rank owns of a part. */
 static seqpar_status seqpar__shards_move(seqpar_ctx *ctx, const seqpar_shards *s, double *into,
                                          const double *from, const seqpar_optim_part *part) {
-    seqpar__stored kept = seqpar__stored_shards(ctx, s);
+    seqpar__stored stored = seqpar__stored_shards(ctx, s);
     SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, part));
-    return seqpar__stored_move(ctx, &kept, into, from, part);
+    return seqpar__stored_move(ctx, &stored, into, from, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_shards *s,

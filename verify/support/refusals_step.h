@@ -43,10 +43,10 @@ static seqpar_status open_optim(void *call) {
     "; use SEQPAR_OFFLOAD_STATE at any stage, SEQPAR_OFFLOAD_PARAMS at stage 3"
 #define BITS(bits, offload) \
     "state_bits is " bits " and offload " offload \
-    "; use 0 for accumulators, or 8, which stay where they are"
+    "; use 0 for accumulators, or 8 without SEQPAR_OFFLOAD_STATE"
 #define TENSOR(name, size, begin, end) \
     "tensor " name " of " size " begins at " begin "; it must begin at " end \
-    " or behind, and end within 64 bits"
+    " or later, and end below 2^59"
 static const optim_call good_optim = {.desc = {.beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8},
                                       .count = TENSORS,
                                       .rows = {5, 3, 7},
@@ -97,8 +97,8 @@ static const limit optim_limits[] = {
     {Z(desc.max_norm, 0), NAN, SEQPAR_ERR_OPTION, BELOW("1e-08", "0", "nan")},
     {Z(desc.stochastic, 0), 1, SEQPAR_ERR_OPTION,
      "stochastic rounding is for weights in bf16; the device 'reference' has others"},
-    {Z(count, 1), 0, SEQPAR_ERR_SIZE, "the optimizer was given no tensor"},
-    {Z(count, 1), 0, SEQPAR_ERR_SIZE, "the optimizer was given no tensor", {Z(shards, 1)}},
+    {Z(count, 1), 0, SEQPAR_ERR_SIZE, "there is no tensor; give at least 1"},
+    {Z(count, 1), 0, SEQPAR_ERR_SIZE, "there is no tensor; give at least 1", {Z(shards, 1)}},
     {Z(rows[0], 1), 0, SEQPAR_ERR_SIZE, "tensor first is 0 x 3; both must be positive"},
     {Z(cols[0], 1), 0, SEQPAR_ERR_SIZE, "tensor first is 5 x 0; both must be positive"},
     {Z(rows[2], 1), 0, SEQPAR_ERR_SIZE, "tensor third is 0 x 2; both must be positive"},
@@ -110,12 +110,14 @@ static const limit optim_limits[] = {
     {Z(group[0], 0),
      1,
      SEQPAR_ERR_SIZE,
-     "tensor first is in group 1; groups must rise by one",
+     "tensor first is in group 1; groups begin at 0 and never fall or skip a number",
      {Z(count, 1)}},
     {Z(group[0], 0), -1, SEQPAR_ERR_SIZE,
-     "tensor first is in group -1; groups must rise by one"},
-    {Z(group[2], 1), 0, SEQPAR_ERR_SIZE, "tensor third is in group 0; groups must rise by one"},
-    {Z(group[2], 2), 3, SEQPAR_ERR_SIZE, "tensor third is in group 3; groups must rise by one"},
+     "tensor first is in group -1; groups begin at 0 and never fall or skip a number"},
+    {Z(group[2], 1), 0, SEQPAR_ERR_SIZE,
+     "tensor third is in group 0; groups begin at 0 and never fall or skip a number"},
+    {Z(group[2], 2), 3, SEQPAR_ERR_SIZE,
+     "tensor third is in group 3; groups begin at 0 and never fall or skip a number"},
 };
 
 /* ---- one step of two micro-batches of two rows each, by hand ---- */
@@ -211,7 +213,7 @@ static const fold_call good_fold = {.first = 0,
                                     .cu = 3,
                                     .sp_size = 1,
                                     .layout = SEQPAR_LAYOUT_ZIGZAG};
-#define NO_MICRO(n) "micro-batch " n " is none of the step, which was begun with 2; give 0 to 1"
+#define NO_MICRO(n) "micro-batch " n " is not in the step, which was begun with 2; give 0 to 1"
 #define OTHER_ROW(tokens, cell) \
     "micro-batch 0: row 1 of the share has " tokens " tokens in cells of " cell \
     ", in the step 7 in cells of 16; give both the same row"
@@ -230,9 +232,9 @@ static const limit fold_limits[] = {
      "micro-batch 0 is split contiguous, but the step was begun with zigzag; give both the same "
      "layout"},
     {F(sp_size, 1), 2, SEQPAR_ERR_STEP,
-     "micro-batch 0: the share is that of rank 0 of 2, this is rank 0 of 1"},
+     "micro-batch 0: the share is that of rank 0 of 2, this is rank 0 of 1; give the share of this rank"},
     {F(sp_rank, 0), 1, SEQPAR_ERR_STEP,
-     "micro-batch 0: the share is that of rank 1 of 1, this is rank 0 of 1"},
+     "micro-batch 0: the share is that of rank 1 of 1, this is rank 0 of 1; give the share of this rank"},
     {F(count, 2), 1, SEQPAR_ERR_STEP,
      "micro-batch 0: the share is of 1 rows, in the step it has 2; seqpar_step_rows says which"},
     {F(count, 2), 3, SEQPAR_ERR_STEP,
@@ -283,14 +285,14 @@ static seqpar_status give_alone(void *call) {
     " was given; there are groups 0 to 1 and sources 0 and 1"
 #define NO_ROOM(nodes, room, stride) \
     "group 1 has " nodes \
-    " nodes of 18 elements (to the end of tensor third), but room for " room \
-    " at a stride of " stride "; pass the whole array and its size"
+    " nodes of 18 elements (to the end of tensor third), but elements is " room \
+    " and node_stride " stride "; pass the whole array and its size"
 #define NO_SLICE(first, count) \
-    "elements " first " .. + " count \
-    " of group 1 were given, which are no whole slices; take them from seqpar_optim_slice"
+    "first " first " and count " count \
+    " of group 1 are not whole slices; take both from seqpar_optim_slice"
 #define NOT_IN_ORDER(micro, given) \
-    "the gradient of group 1 was given for micro-batch " micro " after " given \
-    " of them; give each once, in order"
+    "group 1 was given the gradient of micro-batch " micro " when it had those of " given \
+    " micro-batches; give each once, in order"
 static const nodes_call good_nodes = {
     .nodes = {.node_stride = PARAMS, .elements = 8 * PARAMS, .group = 1},
     .row_count = STEP_ROWS};
@@ -607,11 +609,10 @@ static void check_exchanges(void) {
         seqpar_status status = end_step(&c);
         world->queue_sum = 0;
         if (half)
-            REFUSED(
-                status, world->error, SEQPAR_ERR_STEP,
-                "a rank was in one exchange when another sent it a message of another one; all "
-                "ranks must make the same calls in the same order, above all of "
-                "seqpar_step_gradient");
+            REFUSED(status, world->error, SEQPAR_ERR_STEP,
+                    "a message was sent in one exchange and received in another; all "
+                    "ranks must make the same calls in the same order, above all of "
+                    "seqpar_step_gradient");
         else
             ACCEPTED(status, world->error);
     }
@@ -663,10 +664,9 @@ static void check_step(void) {
             "no step was begun; call seqpar_step_begin first");
     step.plain = 1;
     ACCEPTED(begin_step(&step), world->error);
-    REFUSED(
-        fold_share(&(fold_call){.rows_alone = 1}), world->error, SEQPAR_ERR_STEP,
-        "the step was begun without rows (seqpar_step_begin_plain); it has neither rows nor "
-        "folds, give it whole gradients");
+    REFUSED(fold_share(&(fold_call){.rows_alone = 1}), world->error, SEQPAR_ERR_STEP,
+            "the step was begun without rows (seqpar_step_begin_plain) and takes whole "
+            "gradients; for rows and folds call seqpar_step_begin");
     TRY_LIMITS("begin", begin_step, good_step, world->error, begin_limits);
     step = good_step;
     ACCEPTED(begin_step(&step), world->error);

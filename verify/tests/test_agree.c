@@ -67,8 +67,8 @@ static const struct {
     [STEP_LAYOUT] = {"step_layout", "is split contiguous, but the step was begun with zigzag"},
     [STEP_MICRO_NEGATIVE] =
         {"step_micro_negative",
-         "micro-batch -1 is none of the step, which was begun with 2; give 0 to 1"},
-    [STEP_MICRO_BEYOND] = {"step_micro_beyond", "micro-batch 2 is none of the step"},
+         "micro-batch -1 is not in the step, which was begun with 2; give 0 to 1"},
+    [STEP_MICRO_BEYOND] = {"step_micro_beyond", "micro-batch 2 is not in the step"},
     [STEP_OTHER_ROWS] =
         {"step_other_rows",
          "the share holds row 2 where the step has row 0; seqpar_step_rows says which"},
@@ -81,9 +81,10 @@ static const struct {
     [STEP_NOT_BEGUN] = {"step_not_begun", "no step was begun; call seqpar_step_begin first"},
     [STEP_ENDED_TWICE] = {"step_ended_twice", "no step was begun"},
     [STEP_MICRO_LEFT_OUT] = {"step_micro_left_out", "gradients of 1 of 2 micro-batches"},
-    [STEP_MICRO_TWICE] = {"step_micro_twice",
-                          "for micro-batch 0 after 1 of them; give each once, in order"},
-    [STEP_MICRO_EARLY] = {"step_micro_early", "for micro-batch 1 after 0 of them"},
+    [STEP_MICRO_TWICE] =
+        {"step_micro_twice",
+         "micro-batch 0 when it had those of 1 micro-batches; give each once, in order"},
+    [STEP_MICRO_EARLY] = {"step_micro_early", "micro-batch 1 when it had those of 0"},
     [STEP_GROUP] = {"step_group",
                     "the gradient of group 99, source 0 was given; there are groups 0 to 3"},
     [STEP_SOURCE] = {"step_source", "source 2 was given"},
@@ -358,10 +359,10 @@ static void check_count(void) {
     seqpar_error error = {0};
     test_expect(!seqpar_sft_seeds(&error, &seeds, targets, NULL, 5, &desc), "%s", error.text);
     desc.count = 3;
-    test_expect(seqpar_sft_seeds(&error, &seeds, targets, NULL, 5, &desc) ==
-                        SEQPAR_ERR_SEED_COUNT &&
-                    strstr(error.text, "said to have 3 supervised tokens, but 4 are here"),
-                "%s", error.text);
+    test_expect(
+        seqpar_sft_seeds(&error, &seeds, targets, NULL, 5, &desc) == SEQPAR_ERR_SEED_COUNT &&
+            strstr(error.text, "count is 3, but this call alone has 4 supervised tokens"),
+        "%s", error.text);
     test_end("count_of_the_step");
 }
 
@@ -639,14 +640,14 @@ static const seqpar_attn_kernel given_kernel = {never_forward, never_backward, N
     SHOWN(optim.zero_stage, 1, 2, "an optimizer: zero_stage") \
     SHOWN(optim.slice, 0, 64, "an optimizer: slice") \
     SHOWN(optim.params_shared, 0, 1, "an optimizer: params_shared") \
-    SHOWN(optim.offload, 0, 1, "an optimizer: what is offloaded") \
-    SHOWN(optim.state_bits, 0, 8, "an optimizer: the bits of the state") \
+    SHOWN(optim.offload, 0, 1, "an optimizer: offload") \
+    SHOWN(optim.state_bits, 0, 8, "an optimizer: state_bits") \
     SHOWN(optim.stochastic, 0, 1, "an optimizer: stochastic rounding") \
     SHOWN(optim.seed, 0, 3, "an optimizer: its seed") \
     SHOWN(layout, 1, 0, "a step: layout") \
     SHOWN(accumulation, 2, 3, "a step: accumulation") \
     SHOWN(slice, 0, 64, "sharded parameters: slice") \
-    SHOWN(offload, 0, 1, "sharded parameters: what is offloaded")
+    SHOWN(offload, 0, 1, "sharded parameters: offload")
 
 /* Sets number `which`, and returns what is said of it. */
 static const char *set_given(given *g, int which) {

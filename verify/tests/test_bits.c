@@ -703,7 +703,7 @@ static void test_room_refused(void) {
                 {SEQPAR_ERR_OPTION, {"master", "bf16"}},
                 {SEQPAR_ERR_SIZE, {"2257", "2257 elements"}},
                 {SEQPAR_ERR_SIZE, {"5332", "5331"}},
-                {SEQPAR_ERR_SIZE, {"stride of 5331", "tensor e"}},
+                {SEQPAR_ERR_SIZE, {"node_stride 5331", "tensor e"}},
                 {SEQPAR_ERR_STEP, {"group 3", "0 to 2"}},
                 {SEQPAR_ERR_STEP, {"micro-batch 2", "0 to 1"}},
                 {SEQPAR_ERR_STEP, {"group 0 was given", "0 of 2"}},

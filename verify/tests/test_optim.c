@@ -309,13 +309,14 @@ static const misuse misuses[MISUSES] = {
     [SHARED_APART] = {"shared_that_are_two",
                       "the shared parameters of rank 1 are not those of rank 0"},
     [SLICE_NEGATIVE] = {"slice_negative", "slices of -1 elements are wanted"},
-    [SLICE_BEGINS_INSIDE] = {"slice_begins_inside", "elements 16 .. + 1488 of group 1"},
-    [SLICE_ENDS_INSIDE] = {"slice_ends_inside", "elements 0 .. + 1023 of group 1"},
-    [SLICE_BEYOND] = {"slice_beyond", "no whole slices; take them from seqpar_optim_slice"},
-    [SLICE_TWICE] = {"slice_twice", "group 1 was given for micro-batch 0 after 1 of them"},
+    [SLICE_BEGINS_INSIDE] = {"slice_begins_inside", "first 16 and count 1488 of group 1"},
+    [SLICE_ENDS_INSIDE] = {"slice_ends_inside", "first 0 and count 1023 of group 1"},
+    [SLICE_BEYOND] = {"slice_beyond", "not whole slices; take both from seqpar_optim_slice"},
+    [SLICE_TWICE] = {"slice_twice",
+                     "group 1 was given the gradient of micro-batch 0 when it had those of 1 "},
     [SLICE_LEFT_OUT] = {"slice_left_out", "0 of 1 micro-batches; run all of them"},
     [SLICE_OF_SECOND_SUM_LEFT_OUT] = {"slice_of_second_sum_left_out", "and all slices"},
-    [SLICE_SHORT] = {"slice_short", "room for 479 at a stride"},
+    [SLICE_SHORT] = {"slice_short", "elements is 479 and node_stride"},
     [OFFLOAD_UNKNOWN] = {"offload_unknown", "offload is 4 at zero_stage 0"},
     [OFFLOAD_EARLY] = {"offload_params_of_all", "offload is 3 at zero_stage 1"},
     [OFFLOAD_NOWHERE] = {"offload_without_pool", "the device 'cpu' has no second memory pool"},
@@ -568,7 +569,7 @@ static seqpar_status head_in_parts(seqpar_ctx *ctx, const seqpar_vocab_io *of,
     if (status) return status;
     test_expect(seqpar_vocab_nodes(ctx, &io, share, fold, vocab, FIRST, VOCAB) ==
                         SEQPAR_ERR_SIZE &&
-                    strstr(ctx->error->text, "rows 4 .. + 11 are wanted, of a vocab of 11;"),
+                    strstr(ctx->error->text, "first is 4 and rows 11, of a vocab of 11;"),
                 "%s", ctx->error->text);
     *ctx->error = (seqpar_error){0}; /* the first would stay */
     io.dlogits = io.tokens ? NULL : dlogits;
@@ -636,7 +637,7 @@ static void check_head(seqpar_device *device, const char *name) {
         test_expect(!memcmp(none.dtable, zero, sizeof zero), "no token, but a gradient");
     }
     test_expect(head_run(&ctx, &none, TOKENS, SHARE_ALONE) == SEQPAR_ERR_STEP &&
-                    strstr(world->error->text, "a share or a fold alone"),
+                    strstr(world->error->text, "one of share and fold is NULL"),
                 "%s", world->error->text);
     seqpar_ctx_close(&ctx);
     seqpar_comm_free(world);

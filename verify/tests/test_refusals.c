@@ -714,8 +714,8 @@ static seqpar_status project(void *call) {
 
 #define V(member, value) SET(vocab_call, member, value)
 #define NODES(first, rows, null) \
-    "nodes of rows " first " .. + " rows " are wanted, of a vocab of 11" null \
-    "; give rows within it, and io->dlogits to seqpar_vocab_backward before"
+    "first is " first " and rows " rows ", of a vocab of 11" null \
+    "; give rows within it, and the io->dlogits that seqpar_vocab_backward wrote"
 static const vocab_call good_vocab = {.desc = {.hidden = HIDDEN, .vocab = VOCAB},
                                       .tokens = VOCAB_TOKENS,
                                       .rows = 3,
@@ -725,7 +725,7 @@ static const vocab_call good_vocab = {.desc = {.hidden = HIDDEN, .vocab = VOCAB}
 #define CHOICES(given) \
     { V(choices, given), V(choice[1], 1), V(choice[2], 10) }
 #define CHOICES_ALONE \
-    "choices stand beside values, seeds or a teacher, which are of the whole vocabulary; leave " \
+    "choices are given with values, seeds or a teacher, which use the whole vocabulary; leave " \
     "those NULL, or the choices"
 static seqpar_status no_tile(void *user, const seqpar_token_tile *tile) {
     return user || tile ? SEQPAR_ERR_STEP : SEQPAR_OK;
@@ -763,12 +763,12 @@ static const limit vocab_limits[] = {
     {V(choice[2], 9),
      0,
      SEQPAR_ERR_TOKEN_ID,
-     "choice 2 is token 0, which stands there before; give ids from 0 to 10, each once",
+     "choice 2 is token 0, as an earlier choice is; give ids from 0 to 10, each once",
      {V(choices, 3), V(choice[1], 1)}},
     {V(choice[2], 9),
      1,
      SEQPAR_ERR_TOKEN_ID,
-     "choice 2 is token 1, which stands there before; give ids from 0 to 10, each once",
+     "choice 2 is token 1, as an earlier choice is; give ids from 0 to 10, each once",
      {V(choices, 3), V(choice[1], 1)}},
     {V(keeps[0], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
     {V(keeps[1], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
@@ -825,14 +825,14 @@ static const limit vocab_limits[] = {
     {V(no_share, 0),
      1,
      SEQPAR_ERR_STEP,
-     "the vocabulary's gradient has a share or a fold alone; give both, or neither for a plain sum "
-     "over the tokens",
+     "one of share and fold is NULL; give both, or neither for a plain sum of the vocabulary's "
+     "gradient over the tokens",
      {V(backward, 1)}},
     {V(no_fold, 0),
      1,
      SEQPAR_ERR_STEP,
-     "the vocabulary's gradient has a share or a fold alone; give both, or neither for a plain sum "
-     "over the tokens",
+     "one of share and fold is NULL; give both, or neither for a plain sum of the vocabulary's "
+     "gradient over the tokens",
      {V(backward, 1)}},
     {V(pieces, 2),
      1,
@@ -872,7 +872,7 @@ static const limit sft_limits[] = {
      "the step has 0 supervised tokens; a mean needs at least 1",
      {T(tokens, 0)}},
     {T(desc.count, 3), 2, SEQPAR_ERR_SEED_COUNT,
-     "the step is said to have 2 supervised tokens, but 3 are here alone; give the count of the "
+     "count is 2, but this call alone has 3 supervised tokens; give the count of the "
      "whole step (batch.counts.supervised)"},
     {T(desc.label_smoothing, 0), -1e-300L, SEQPAR_ERR_OPTION,
      "label_smoothing -1e-300 must lie in [0, 1) and z_loss 0 must not be negative"},
@@ -906,8 +906,10 @@ static seqpar_status segments(void *call) {
 #define G(member, value) SET(segments_call, member, value)
 static const segments_call good_segments = {{1, 1}, {4, 5}};
 static const limit segments_limits[] = {
-    {G(segment[0], 0), -1, SEQPAR_ERR_SIZE, "a row holds document -1; the step has 3"},
-    {G(segment[1], 2), 3, SEQPAR_ERR_SIZE, "a row holds document 3; the step has 3"},
+    {G(segment[0], 0), -1, SEQPAR_ERR_SIZE,
+     "a sum is for document -1, but there are 3 documents, counted from 0"},
+    {G(segment[1], 2), 3, SEQPAR_ERR_SIZE,
+     "a sum is for document 3, but there are 3 documents, counted from 0"},
     {G(leaf[0], 4294967300.0L),
      4294967299.0L,
      SEQPAR_ERR_STEP,
@@ -949,11 +951,11 @@ static const limit pair_limits[] = {
     {Q(desc.beta, 1e-300), 0, SEQPAR_ERR_OPTION, "beta is 0; give more than 0, usually 0.1"},
     {Q(desc.beta, 1), NAN, SEQPAR_ERR_OPTION, "beta is nan; give more than 0, usually 0.1"},
     {Q(desc.label_smoothing, 0), -1e-300L, SEQPAR_ERR_OPTION,
-     "label_smoothing is -1e-300; it is the share of wrong labels, give 0 to 0.5"},
+     "label_smoothing is -1e-300; it is the fraction of wrong labels, give 0 to 0.5"},
     {Q(desc.label_smoothing, 0.5), 0.500001L, SEQPAR_ERR_OPTION,
-     "label_smoothing is 0.500001; it is the share of wrong labels, give 0 to 0.5"},
+     "label_smoothing is 0.500001; it is the fraction of wrong labels, give 0 to 0.5"},
     {Q(desc.label_smoothing, 0.1), NAN, SEQPAR_ERR_OPTION,
-     "label_smoothing is nan; it is the share of wrong labels, give 0 to 0.5"},
+     "label_smoothing is nan; it is the fraction of wrong labels, give 0 to 0.5"},
     {Q(desc.label_smoothing, 0.49),
      0.5,
      SEQPAR_ERR_OPTION,
@@ -997,9 +999,9 @@ static const limit kto_limits[] = {
     {K(undesirable_weight, 0), NAN, SEQPAR_ERR_OPTION,
      "the weights of desirable and undesirable answers are 1 and nan; neither may be negative"},
     {K(kl, 0), -1e-300L, SEQPAR_ERR_OPTION,
-     "the KL of the step is -1e-300; it is max(0, mean): take seqpar_kto_kl"},
+     "kl is -1e-300; give the result of seqpar_kto_kl, which is at least 0"},
     {K(kl, 0), NAN, SEQPAR_ERR_OPTION,
-     "the KL of the step is nan; it is max(0, mean): take seqpar_kto_kl"},
+     "kl is nan; give the result of seqpar_kto_kl, which is at least 0"},
 };
 #include "support/refusals_step.h"
 #include "support/refusals_llama.h"
