@@ -14192,7 +14192,8 @@ static const uint32_t seqpar__pow2_sixteenths[16] = {
        vpow2              with u the bits of t: the float whose bits are
                           seqpar__pow2_sixteenths[u & 15] + (u << 19)
    The sets with more than four lanes have functions to transpose, see seqpar__transpose:
-       vload4             4 adjacent floats of each of VL / 4 rows, which are 4 rows apart
+       vload4             4 adjacent floats of each of the VL / 4 rows 0, 4, 8, ...; `row`: the
+                          floats from one row to the next
        vlow, vhigh        of every four lanes of a and b: a0 b0 a1 b1, and a2 b2 a3 b3
        vlow2, vhigh2      of every four lanes of a and b: a0 a1 b0 b1, and a2 a3 b2 b3 */
 #if defined(__AVX512F__) && SEQPAR__HAS_FMA
@@ -14448,8 +14449,8 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
    >>product  products, and weight gradients
 
    c (rows, columns) = a (rows, depth) . b (depth, columns). b is copied into panels of NR
-   columns, and a panel is read row by row. a is read in place or from panels of MR rows. One
-   kernel computes a tile of MR x NR in registers, over at most KC of the depth at a time. An
+   columns, and a panel is read row by row. a is read in place, from a copy or from panels of MR
+   rows (seqpar__product_compute). One kernel computes a tile of MR x NR in registers, over at most KC of the depth at a time. An
    element has the same bits in any tile: it is always one chain over the depth.
 
    A weight gradient is a fold: its leaves are products over a cell's tokens, and the fold runs
@@ -14465,7 +14466,7 @@ typedef struct seqpar__strip {
     const float *b; /* row k at b + k * ldb */
     int64_t ldb, depth;
     int on;            /* sums begin with c, else with 0 */
-    const float *keep; /* NULL, or (rows): old c[i] * keep[i] is added last */
+    const float *keep; /* NULL, or (rows): keep[i] times the old row i of c is added last */
 } seqpar__strip;
 
 /* `count` rows of a strip: one fma chain per element, whatever `count` is. half: VL columns,
@@ -14537,7 +14538,8 @@ SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, seqpar__strip s) {
     }
 }
 
-/* The two forms that are not inlined into their callers: a by rows, and a by columns. */
+/* seqpar__tiles compiled once for a stored by rows (its elements adjacent in a row), and once
+   for a stored by columns; other callers of seqpar__tiles inline it. */
 static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row,
                                const float *b, int64_t ldb, float *c, int64_t ldc, int on,
                                const float *keep) {
@@ -14717,7 +14719,8 @@ static void seqpar__product_compute(const seqpar__product *p, float *packed_a) {
      (int64_t)sizeof(float))
 
 /* Computes up to NR rows of a . W^T, from column `j` on. The rows of a are the lanes of one
-   vector, or of two; so W, by far the larger, is read once and in place. */
+   vector, or of two; so W, by far the larger, is read once and in place. x: scratch for a,
+   transposed. */
 static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j) {
     float c[SEQPAR__MR * SEQPAR__NR] = {0};
     int64_t lanes = p->rows > SEQPAR__VL ? SEQPAR__NR : SEQPAR__VL, n;
@@ -14767,7 +14770,8 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
    are whole tiles, except at the end of the matrix. */
 typedef struct seqpar__matmul_work {
     const seqpar_matmul_args *args;
-    int64_t rows, columns, across;
+    int64_t rows, columns; /* of a job, at most */
+    int64_t across;        /* jobs side by side: ranges of columns */
 } seqpar__matmul_work;
 
 static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
@@ -14847,10 +14851,10 @@ typedef struct seqpar__weight_work {
     int64_t rows;
 } seqpar__weight_work;
 
-typedef struct seqpar__weight_job {
+typedef struct seqpar__weight_job { /* the block of dw from element (out, in) on */
     const seqpar_weight_grad_args *args;
     int64_t out, in, rows, columns;
-    float *packed;
+    float *packed; /* scratch of seqpar__product_compute */
 } seqpar__weight_job;
 
 static void seqpar__cpu_weight_leaf(void *user, void *value, int64_t index, int extend) {
@@ -15025,8 +15029,8 @@ SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seq
         if (sums) sums[j] = own[j];
 }
 
-/* The total of sums[which], sums[3 + which], ... The tree adds lanes j and j + 32, then lanes j
-   and j + 16, and so on. */
+/* The total of sums[which], sums[3 + which], ... The tree adds partial sums j and j + 32, then
+   j and j + 16, and so on. */
 static float seqpar__sum_of(const seqpar__v *sums, int which) {
     seqpar__v total[64 / SEQPAR__VL];
     float lane[SEQPAR__VL];
@@ -15039,7 +15043,7 @@ static float seqpar__sum_of(const seqpar__v *sums, int which) {
     return lane[0];
 }
 
-static void seqpar__no_sums(seqpar__v *sums) {
+static void seqpar__zero_sums(seqpar__v *sums) {
     for (int u = 0; u < SEQPAR__SUMS; u++) sums[u] = seqpar__vsplat(0.0f);
 }
 
@@ -15058,7 +15062,7 @@ static float seqpar__dot(const float *a, const float *b, int64_t n) {
     seqpar__v sums[SEQPAR__SUMS];
     x[0] = (float *)a;
     x[1] = (float *)b;
-    seqpar__no_sums(sums);
+    seqpar__zero_sums(sums);
     seqpar__each(seqpar__dot_step, NULL, sums, 2, 0, x, n, 0.0f);
     return seqpar__sum_of(sums, 0);
 }
@@ -15083,7 +15087,7 @@ static float seqpar__highest(const float *a, int64_t n) {
 
 #define SEQPAR__LOG2E 1.44269504088896341f
 /* exp in fp32: 2^n exp(r), where exp(r) is a polynomial of degree 7. The error is about 1 ulp;
-   the result is 0 below -87.3; exp(0) = 1. NaN gives NaN. */
+   the result is 0 below -87.3, and that of 88 above 88; exp(0) = 1. NaN gives NaN. */
 static inline float seqpar__expf(float x) {
     float y = x < -87.3f ? -87.3f : x, t, n, r, p;
     uint32_t shift, bits;
@@ -15106,10 +15110,10 @@ static inline float seqpar__expf(float x) {
     return x < -87.3f ? 0.0f : p;
 }
 
-/* 2^(k/16 + r) in fp32 for t = 1.5 2^19 + k/16 and r in [-1/32, 1/32]: an entry of a table
-   times a polynomial that is 1.7e-9 off. */
 #define SEQPAR__SIXTEENTHS \
     786432.0f /* 1.5 2^19: added to x, the low bits of the sum count sixteenths of x */
+/* 2^(k/16 + r) in fp32 for t = 1.5 2^19 + k/16 and r in [-1/32, 1/32]: an entry of a table
+   times a polynomial that is 1.7e-9 off. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
     seqpar__v s = seqpar__vpow2(t);
     seqpar__v p = seqpar__vfma(seqpar__vsplat(5.550410971e-2f), r,
@@ -15118,15 +15122,16 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
     return seqpar__vfma(p, s, s);
 }
 
-/* 2^x in fp32 for x from -127 to 127.9. The error is about 1 ulp, but a result below 2^-126 is
-   right only in its magnitude. x = -127 gives 0, and x = 0 gives 1. NaN gives NaN. */
-SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_above(seqpar__v x) {
+/* 2^x in fp32 for x from -127 to 127.9 (seqpar__vexp2: for any x up to 127.9). The error is
+   about 1 ulp, but a result below 2^-126 is right only in its magnitude. x = -127 gives 0, and
+   x = 0 gives 1. NaN gives NaN. */
+SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_unclamped(seqpar__v x) {
     seqpar__v magic = seqpar__vsplat(SEQPAR__SIXTEENTHS), t = x + magic;
     return seqpar__vpow2_of(t, x - (t - magic));
 }
 
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
-    return seqpar__vexp2_above(seqpar__vmax(seqpar__vsplat(-127.0f), x));
+    return seqpar__vexp2_unclamped(seqpar__vmax(seqpar__vsplat(-127.0f), x));
 }
 
 /* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), where exp(r) is a polynomial of
@@ -15182,7 +15187,7 @@ SEQPAR__OP(seqpar__cpu_add, add,
    (queries forward, keys backward), copied into panels once per job. Rows are tokens of the
    leaf (keys, or queries), read in place. So the lanes of a tile of scores are its columns, and
    the same tile, read by columns, is the left operand of the next product. Scores, and the m of
-   a state, are natural scores times log2(e), so that 2^x replaces e^x. Tiles are counted from
+   a state, are stored times log2(e), so that 2^x replaces e^x. Tiles are counted from
    the start of their piece, so the contents of a tile do not depend on ranks.
 
        forward    rows keys, columns queries     S = K Q^T, P = 2^(S - m), o += P^T V
@@ -15228,9 +15233,11 @@ typedef struct seqpar__operand {
     int64_t row, panel;
 } seqpar__operand;
 
-static int64_t seqpar__up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-static int64_t seqpar__attn_columns(const seqpar_attn_args *a) {
-    return seqpar__up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim;
+static int64_t seqpar__round_up(int64_t x, int64_t unit) {
+    return (x + unit - 1) / unit * unit;
+}
+static int64_t seqpar__attn_column_floats(const seqpar_attn_args *a) {
+    return seqpar__round_up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim;
 }
 
 /* Floats in a buffer of widened rows: those of a tile or of a task, whichever are more. */
@@ -15241,9 +15248,10 @@ static int64_t seqpar__attn_wide(const seqpar_attn_args *a) {
 /* Bytes of scratch: two column operands, three row operands, three tiles and, unless storage is
    fp32, three buffers of widened rows. */
 static int64_t seqpar__attn_scratch(const seqpar_device *device, const seqpar_attn_args *a) {
-    int64_t wide = seqpar__up(a->head_dim, SEQPAR__NR);
+    int64_t wide = seqpar__round_up(a->head_dim, SEQPAR__NR);
     int64_t widened = device->storage == SEQPAR_DTYPE_F32 ? 0 : 3 * seqpar__attn_wide(a);
-    return (2 * seqpar__attn_columns(a) + (2 * SEQPAR__KT + seqpar__attn_rows_max(a)) * wide +
+    return (2 * seqpar__attn_column_floats(a) +
+            (2 * SEQPAR__KT + seqpar__attn_rows_max(a)) * wide +
             SEQPAR__KT * (2 * SEQPAR__QT + SEQPAR__KT) + widened) *
                (int64_t)sizeof(float) +
            64;
@@ -15252,7 +15260,7 @@ static int64_t seqpar__attn_scratch(const seqpar_device *device, const seqpar_at
 static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn_keys *keys,
                                           const seqpar_piece *queries) {
     const seqpar_attn_args *a = j->args;
-    int64_t row_floats = SEQPAR__KT * seqpar__up(a->head_dim, SEQPAR__NR);
+    int64_t row_floats = SEQPAR__KT * seqpar__round_up(a->head_dim, SEQPAR__NR);
     seqpar__attn_tile t;
     t.args = a;
     t.keys = keys;
@@ -15266,9 +15274,10 @@ static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn
     t.rows[0] = t.ds + SEQPAR__KT * SEQPAR__KT;
     t.rows[1] = t.rows[0] + row_floats;
     t.columns[0] = t.rows[1] + row_floats;
-    t.columns[1] = t.columns[0] + seqpar__attn_columns(a);
-    t.rows[2] = t.columns[1] + seqpar__attn_columns(a);
-    t.wide[0] = t.rows[2] + seqpar__attn_rows_max(a) * seqpar__up(a->head_dim, SEQPAR__NR);
+    t.columns[1] = t.columns[0] + seqpar__attn_column_floats(a);
+    t.rows[2] = t.columns[1] + seqpar__attn_column_floats(a);
+    t.wide[0] = t.rows[2] +
+                seqpar__attn_rows_max(a) * seqpar__round_up(a->head_dim, SEQPAR__NR);
     t.wide[1] = t.wide[0] + seqpar__attn_wide(a);
     t.wide[2] = t.wide[1] + seqpar__attn_wide(a);
     return t;
@@ -15445,9 +15454,9 @@ static void seqpar__prefetch_loads(seqpar__attn_job *j) {
                                    j->count);
 }
 
-/* Lists the memory that the next job will read, and where it will compute its values: a line is
-   fetched before it is written, too. With next NULL, lists what this job will load. That call
-   comes last, so its memory is fetched first. */
+/* Lists the memory that the next job will read, and the memory that it will write, because a
+   write also fetches its line. With next NULL, lists the stored values that this job will load.
+   The driver makes that call last, and the list is fetched from its end: these come first. */
 static void seqpar__cpu_prefetch(seqpar__attn_job *j, const seqpar__attn_job *next,
                                  const seqpar__machine *machine) {
     const seqpar_fold_op *program;
@@ -15466,7 +15475,7 @@ static void seqpar__cpu_prefetch(seqpar__attn_job *j, const seqpar__attn_job *ne
     seqpar__prefetch_next(j, next);
 }
 
-/* Rows first .. last of the tile: products of the row tokens with QT columns. */
+/* Computes rows first .. last of the tile s: each row token times QT column tokens. */
 static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld,
                                   seqpar__floats rows, const float *columns, int64_t first,
                                   int64_t last) {
@@ -15483,9 +15492,9 @@ static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t 
 static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* to (count, d) = keep * to + x . b; with keep NULL, x . b alone. The depth runs over first ..
-   last, rising. Element (i, k) of x is s[i * row + k * step]: x is a tile by columns if row is
-   1, by rows if step is 1. */
+/* to (count, d) = keep * to + s . b; with keep NULL, s . b alone. The depth runs over first ..
+   last, rising. Element (i, k) of s is s[i * row + k * step]: the tile is read by columns if
+   row is 1, by rows if step is 1. */
 static void seqpar__tile_add(float *to, int64_t d, const float *s, int64_t row, int64_t step,
                              seqpar__operand b, int64_t count, int64_t first, int64_t last,
                              const float *keep) {
@@ -15707,8 +15716,8 @@ static void seqpar__cpu_state_combine(void *user, void *into, const void *other)
     }
 }
 
-/* out = o / l and lse = m + log l. A row that sees no key has out 0 and lse -inf; with a sink,
-   its lse is the sink. */
+/* out = o / l and lse = m ln 2 + log l; a sink adds exp(sink - m ln 2) to l. A row that sees no
+   key has out 0 and lse -inf; with a sink, its lse is the sink. */
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     const seqpar_attn_args *a = j->args;
     int64_t d = a->head_dim;
@@ -15797,8 +15806,8 @@ static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
     if (t->args->dropout > 0) seqpar__tile_times(t->s, SEQPAR__QT, t->z, first, last);
 }
 
-/* q and dout of a tile's queries, as rows. q_depth, dout_depth and k_depth: right operands of
-   products that sum over these queries or over the task's keys. */
+/* q and dout of a tile's queries. The _depth fields are right operands: q_depth and dout_depth
+   of the products that sum over these queries, k_depth of the one that sums over keys. */
 typedef struct seqpar__backward_rows {
     seqpar__floats q, dout;
     seqpar__operand q_depth, dout_depth, k_depth;
@@ -15821,8 +15830,8 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds,
                      t->query_low, t->query_high, keep);
 }
 
-/* A tile without a visible pair adds zeros. The addition is not skipped, because it turns a sum
-   of -0 into 0, as combining does where the zeros are a leaf of their own. */
+/* A tile without a visible pair adds zeros. The addition is not skipped: it turns a sum of -0
+   into 0, as combining with a leaf of zeros does. */
 static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
     if (fresh)
         memset(to, 0, (size_t)count * sizeof *to);
@@ -15832,7 +15841,7 @@ static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
 
 /* Up to KT queries and KT keys, tile by tile. The tiles store their ds side by side. At the end
    dq += ds k, which sums over keys in rising order. */
-static void seqpar__backward_block(seqpar__attn_tile *t, const seqpar__backward_rows *of,
+static void seqpar__backward_tiles(seqpar__attn_tile *t, const seqpar__backward_rows *of,
                                    float *dq, float *dk, float *dv) {
     seqpar__operand k = of->k_depth;
     int64_t begin = t->key;
@@ -15894,7 +15903,7 @@ static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, in
         t.fresh_keys = keys->fresh && t.query == 0;
         for (t.key = 0; t.key < keys->count; t.key += SEQPAR__KT) {
             t.fresh = !extend && t.key == 0;
-            seqpar__backward_block(&t, &of, dq + t.query * d, dk, dv);
+            seqpar__backward_tiles(&t, &of, dq + t.query * d, dk, dv);
         }
     }
     keys->fresh = 0;
@@ -15964,8 +15973,8 @@ SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks,
 /* =============================================================================================
    >>rows  the fast device, row by row: norm, rotation, SwiGLU, loss, optimizer
 
-   A job is a range of rows. Vectors go along a row and its sums have fixed lanes, so a row's
-   bits do not depend on the job it is in.
+   A job is a range of rows. Vectors go along a row, and the order of its sums depends only on
+   its length (seqpar__each). So a row's bits do not depend on the job it is in.
    ========================================================================================== */
 
 SEQPAR__TEMPLATE void seqpar__norm_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
@@ -15992,10 +16001,10 @@ SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm,
            seqpar__for_rows(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
 /* If the leaves together are all rows, in order, memory is read once: a job is a leaf, computes
-   dx of its rows and their sum for the gain, and the fold takes these sums from `leaf`.
-   Otherwise `leaf` is NULL, a job is a range of rows, and the fold computes its leaves itself.
-   A row takes two passes. The first prefetches dx for the second, and the second prefetches x
-   and dy of two rows on; without that, memory would be idle in between. */
+   dx of its rows and the gain's gradient of the leaf, and the fold copies the latter from
+   `leaf`. Otherwise `leaf` is NULL, a job is a range of rows, and the fold computes its leaves
+   itself. A row takes two passes. The first prefetches dx for the second, and the second
+   prefetches x and dy of the row after next; without that, memory would be idle in between. */
 typedef struct seqpar__norm_work {
     const seqpar_rmsnorm_grad_args *args;
     float *leaf;
@@ -16020,8 +16029,8 @@ SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums
     seqpar__vstore(at[1], seqpar__vfma(dy, x * k[0], seqpar__vload(at[1])));
 }
 
-/* Computes dx of some rows, and their sum for the gain. The rows are a leaf or, without
-   w->leaf, a range whose sum is discarded. Prefetches two rows ahead. */
+/* Adds to dx of some rows, and sums their gradient of the gain. The rows are a leaf or, without
+   w->leaf, a range whose sum is discarded. */
 static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     const seqpar__norm_work *w = (const seqpar__norm_work *)user;
     const seqpar_rmsnorm_grad_args *a = w->args;
@@ -16038,7 +16047,7 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
         at[4] = (float *)a->gain;
         at[2] = (float *)a->x.data + t * a->x.stride;
         at[3] = (float *)a->dy.data + t * a->dy.stride;
-        seqpar__no_sums(sums);
+        seqpar__zero_sums(sums);
         seqpar__each(seqpar__norm_dot_step, NULL, sums, 4, 0, at + 2, a->width, 0.0f);
         at[5] = (float *)a->x.data + ahead * a->x.stride;
         at[6] = (float *)a->dy.data + ahead * a->dy.stride;
@@ -16071,7 +16080,7 @@ static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int ex
 }
 
 /* The number of leaves if they together are all rows, in order; else 0. */
-static int64_t seqpar__leaves_in_line(const seqpar_rmsnorm_grad_args *a) {
+static int64_t seqpar__leaves_in_order(const seqpar_rmsnorm_grad_args *a) {
     int64_t count = 0, rows = 0;
     for (int64_t i = 0; i < a->fold.program_count; i++) {
         int64_t n = a->fold.program[i].index;
@@ -16085,7 +16094,7 @@ static int64_t seqpar__leaves_in_line(const seqpar_rmsnorm_grad_args *a) {
 
 static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device,
                                               const seqpar_rmsnorm_grad_args *a, void *queue) {
-    int64_t leaves = seqpar__leaves_in_line(a);
+    int64_t leaves = seqpar__leaves_in_order(a);
     seqpar__norm_work w;
     seqpar_status status;
     (void)queue;
@@ -16174,16 +16183,17 @@ static float seqpar__seed32(const void *seeds, int64_t t) {
     return seeds ? ((const float *)seeds)[t] : 0.0f;
 }
 
-/* A row is processed in blocks. Logarithms are to base 2. Exponents are relative to `from`,
-   which is the highest logit so far, rounded, or a little less; any number near it would do.
-   While a block is processed, the highest logit of the next block is found, so the maximum
-   needs no pass of its own. Exponentials overwrite the logits. They become the gradient while
-   the exponentials of the next row are computed: otherwise memory would wait for arithmetic,
-   then arithmetic for memory. */
+/* A row is processed in blocks. The exponential of a logit x is 2^(x log2(e) - from), where
+   `from` is the highest x log2(e) so far, rounded, or up to 2 less; any number near it would
+   do. Neighbouring blocks with the same `from` are a part. While a block is processed, the
+   highest logit of the next block is found, so the maximum needs no pass of its own. For a
+   gradient without a seed for the entropy, exponentials overwrite the logits. They become the
+   gradient while the exponentials of the next row are computed: otherwise memory would wait for
+   arithmetic, then arithmetic for memory. */
 #ifndef SEQPAR__VOCAB_BLOCK
 #define SEQPAR__VOCAB_BLOCK 128 /* a multiple of 64 */
 #endif
-#define SEQPAR__VOCAB_PARTS(vocab) ((vocab) / SEQPAR__VOCAB_BLOCK + 1) /* at most */
+#define SEQPAR__VOCAB_PARTS(vocab) ((vocab) / SEQPAR__VOCAB_BLOCK + 1) /* most parts of a row */
 #define SEQPAR__VOCAB_AHEAD \
     4096 /* prefetch distance in floats; the hardware prefetcher is not enough, as a second \
             stream confuses it */
@@ -16207,8 +16217,9 @@ typedef struct seqpar__vocab {
     seqpar__v sums[SEQPAR__SUMS];
 } seqpar__vocab;
 
-/* Processes the vector of the row at x, and takes `next` into the maximum of the next block.
-   far: `from` is so large that k[1] = SIXTEENTHS - from is rounded. */
+/* Processes the vector of the row at x, and takes `next` into the maximum of the next block. k:
+   log2(e), SIXTEENTHS - from, the least logit that is not clamped, -from (seqpar__vocab_advance).
+   far: `from` is so large that k[1] is rounded. */
 SEQPAR__TEMPLATE void seqpar__vocab_step(const seqpar__v *k, seqpar__v *sums, float *x,
                                          const float *next, const int keep, const int entropy,
                                          const int far) {
@@ -16227,6 +16238,8 @@ SEQPAR__TEMPLATE void seqpar__vocab_scale_step(const seqpar__v *k, seqpar__v *su
     seqpar__vstore(x[0], seqpar__vload(x[0]) * k[0] - k[1]);
 }
 
+/* A logit becomes its gradient, with a seed for the entropy. k: flat, factor, dentropy, lse,
+   entropy. */
 SEQPAR__TEMPLATE void seqpar__vocab_entropy_step(const seqpar__v *k, seqpar__v *sums,
                                                  float *const *x) {
     seqpar__v y = seqpar__vmax(seqpar__vsplat(-88.0f), seqpar__vload(x[0]) - k[3]);
@@ -16245,8 +16258,8 @@ static seqpar__v seqpar__vocab_top(const seqpar__v *sums) {
     return top;
 }
 
-/* Processes whole blocks from x on, and the same elements of the row before, unless that is
-   NULL. Stops when the next block has a logit above k[4], when `stop` elements are done, or
+/* Computes the exponentials of whole blocks from x on, and turns those of the row before into
+   its gradient at the same elements, unless `before` is NULL. Stops when the next block has a logit above k[4], when `stop` elements are done, or
    when fewer than two blocks of the n elements are left. Returns the number of elements done.
    Only four vectors are unrolled: the sums of all 64 lanes would not fit into the registers. */
 SEQPAR__TEMPLATE int64_t seqpar__vocab_blocks(const seqpar__v *k, seqpar__v *sums, float *x,
@@ -16309,7 +16322,7 @@ static seqpar__v seqpar__vocab_factor(const seqpar__vocab *h, const seqpar__voca
     return seqpar__vsplat(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum));
 }
 
-static void seqpar__vocab_scale(const seqpar__vocab *h, int64_t begin, int64_t end) {
+static void seqpar__vocab_to_gradient(const seqpar__vocab *h, int64_t begin, int64_t end) {
     while (begin < end) {
         const seqpar__vocab_part *part = seqpar__vocab_part_at(h, begin);
         int64_t count = SEQPAR__MIN(end, seqpar__vocab_part_end(h, part)) - begin;
@@ -16322,13 +16335,13 @@ static void seqpar__vocab_scale(const seqpar__vocab *h, int64_t begin, int64_t e
     }
 }
 
-/* A block with a logit above this limit gets a higher `from`. seqpar__vocab_blocks and
-   seqpar__vocab_sums use the same limit, so it does not matter whether the loop over blocks
-   stops there or at the end of a part of the row before. */
+/* A block with a logit above this limit gets a higher `from`, so seqpar__vocab_blocks stops
+   before it. It also stops where a part of the row before ends; seqpar__vocab_sums then tests
+   the same limit, so that such a stop changes no bit. */
 static float seqpar__vocab_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
 /* Processes elements of the row from `begin` on, and the same elements of the row before.
    Returns the number of elements done. */
-static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) {
+static int64_t seqpar__vocab_advance(seqpar__vocab *h, int64_t begin, float from) {
     float *x = h->x + begin, *before = NULL;
     int64_t n = h->vocab - begin, stop = n, done;
     int far = !(fabsf(from) < 65536.0f), few = n < 2 * SEQPAR__VOCAB_BLOCK;
@@ -16359,12 +16372,12 @@ static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) 
         done = seqpar__vocab_blocks(k, h->sums, x, NULL, n, n, 0, 1, 0);
     else
         done = seqpar__vocab_blocks(k, h->sums, x, NULL, n, n, 0, 0, 0);
-    if (h->before && !before) seqpar__vocab_scale(h->before, begin, begin + done);
+    if (h->before && !before) seqpar__vocab_to_gradient(h->before, begin, begin + done);
     return done;
 }
 
 /* Converts the sums from exponents relative to `from` to exponents relative to `to`. */
-static void seqpar__vocab_recount(seqpar__vocab *h, float from, float to) {
+static void seqpar__vocab_rescale(seqpar__vocab *h, float from, float to) {
     seqpar__v *sums = h->sums;
     seqpar__v factor = seqpar__vsplat(seqpar__pow2f(from - to));
     seqpar__v fall = seqpar__vsplat(from - to);
@@ -16386,7 +16399,7 @@ static void seqpar__vocab_sums(seqpar__vocab *h) {
     float lane[SEQPAR__VL];
     float high = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__VOCAB_BLOCK, h->vocab));
     float from = 0;
-    seqpar__no_sums(h->sums);
+    seqpar__zero_sums(h->sums);
     for (int u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = seqpar__vsplat(-INFINITY);
     for (int64_t at = h->parts = 0; at < h->vocab;) {
         int last = h->vocab - at < 2 * SEQPAR__VOCAB_BLOCK;
@@ -16394,11 +16407,11 @@ static void seqpar__vocab_sums(seqpar__vocab *h) {
         if (last) high = SEQPAR__MAX(high, seqpar__highest(h->x + at, h->vocab - at));
         to = seqpar__vocab_from(high);
         if (!at || (last ? !(to <= from + 1.0f) : !(high <= seqpar__vocab_limit(from)))) {
-            if (at) seqpar__vocab_recount(h, from, to);
+            if (at) seqpar__vocab_rescale(h, from, to);
             from = h->part[h->parts].from = to;
             h->part[h->parts++].begin = at;
         }
-        at += seqpar__vocab_count(h, at, from);
+        at += seqpar__vocab_advance(h, at, from);
         seqpar__vstore(lane, seqpar__vocab_top(h->sums));
         high = seqpar__highest(lane, SEQPAR__VL);
     }
@@ -16455,7 +16468,7 @@ static void seqpar__cpu_vocab_row(const seqpar_vocab_softmax_args *a, int64_t t,
     h->vocab = a->vocab;
     h->keep = a->gradient && seqpar__seed32(a->dentropy, t) == 0;
     h->entropy = a->entropy || (a->gradient && !h->keep);
-    seqpar__no_sums(h->sums);
+    seqpar__zero_sums(h->sums);
     if (a->smooth) seqpar__each(seqpar__total_step, NULL, h->sums, 1, 0, &x, a->vocab, 0.0f);
     total = seqpar__sum_of(h->sums, 0);
     seqpar__vocab_sums(h);
@@ -16486,7 +16499,7 @@ static void seqpar__cpu_vocab_job(void *user, int64_t i, char *scratch) {
         before = h->keep ? h : NULL;
     }
     if (before) {
-        seqpar__vocab_scale(before, 0, a->vocab);
+        seqpar__vocab_to_gradient(before, 0, a->vocab);
         seqpar__cpu_vocab_finish(a, before);
     }
 }
@@ -16503,8 +16516,8 @@ static seqpar_status seqpar__cpu_vocab_softmax(seqpar_device *device,
 
 /* ---- distillation ---- */
 
-/* e^(scale x - high); 0 below e^-87, where the logarithm that it is multiplied by may be
-   infinite. In the steps below k[0] is the scale; k[1] and k[2] are the highest scaled logits
+/* e^(scale x - high), but exactly 0 below e^-87: the difference of logits that it is multiplied
+   by is up to 1e38 where a logit is -inf (seqpar__distill_at). In the steps below k[0] is the scale; k[1] and k[2] are the highest scaled logits
    of student and teacher. */
 SEQPAR__TEMPLATE seqpar__v seqpar__distill_exp(seqpar__v x, seqpar__v scale, seqpar__v high) {
     seqpar__v y = x * scale - high, low = seqpar__vsplat(-87.0f);
@@ -16517,7 +16530,8 @@ SEQPAR__TEMPLATE seqpar__v seqpar__distill_at(seqpar__v x, seqpar__v scale) {
     return seqpar__vmax(seqpar__vsplat(-1e38f), x * scale);
 }
 
-/* Sums of both exponentials, and of the teacher's times the difference of logits. */
+/* Sums of both exponentials, and of the teacher's times (teacher's - student's scaled logit).
+   x[0], x[1]: logits of student and teacher. */
 SEQPAR__TEMPLATE void seqpar__distill_step(const seqpar__v *k, seqpar__v *sums,
                                            float *const *x) {
     seqpar__v p = seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[1]);
@@ -16529,9 +16543,10 @@ SEQPAR__TEMPLATE void seqpar__distill_step(const seqpar__v *k, seqpar__v *sums,
     sums[2] = seqpar__vfma(q, apart, sums[2]);
 }
 
-/* The same sums, but the third is of the student's exponentials times the difference. */
-SEQPAR__TEMPLATE void seqpar__distill_back_step(const seqpar__v *k, seqpar__v *sums,
-                                                float *const *x) {
+/* The same for the reverse KL: the third sum is of the student's exponentials times (student's
+   - teacher's scaled logit). */
+SEQPAR__TEMPLATE void seqpar__distill_reverse_step(const seqpar__v *k, seqpar__v *sums,
+                                                   float *const *x) {
     seqpar__v p = seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[1]);
     seqpar__v q = seqpar__distill_exp(seqpar__vload(x[1]), k[0], k[2]);
     seqpar__v apart = seqpar__distill_at(seqpar__vload(x[0]), k[0]) -
@@ -16549,8 +16564,9 @@ SEQPAR__TEMPLATE void seqpar__distill_entropy_step(const seqpar__v *k, seqpar__v
     sums[0] = seqpar__vfma(e, y, sums[0]);
 }
 
-/* k[3], k[4]: the factors that turn exponentials into dkl p and dkl t. x[0]: the teacher's
-   logits, which the gradient overwrites. */
+/* k[3], k[4]: the factors that turn exponentials into dkl p and dkl t, where p and t are the
+   softmaxes of student and teacher. x[0]: the teacher's logits, which the gradient
+   overwrites. */
 SEQPAR__TEMPLATE void seqpar__distill_grad_step(const seqpar__v *k, seqpar__v *sums,
                                                 float *const *x) {
     (void)sums;
@@ -16558,10 +16574,10 @@ SEQPAR__TEMPLATE void seqpar__distill_grad_step(const seqpar__v *k, seqpar__v *s
                              seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[2]) * k[4]);
 }
 
-/* k[3]: the factor that turns exponentials into dkl p. log p - log t - kl is the difference of
-   the logits minus k[4]. */
-SEQPAR__TEMPLATE void seqpar__distill_back_grad_step(const seqpar__v *k, seqpar__v *sums,
-                                                     float *const *x) {
+/* The gradient of the reverse KL, dkl p (log p - log t - kl). k[3]: the factor that turns
+   exponentials into dkl p. The bracket is student's - teacher's scaled logit - k[4]. */
+SEQPAR__TEMPLATE void seqpar__distill_reverse_grad_step(const seqpar__v *k, seqpar__v *sums,
+                                                        float *const *x) {
     seqpar__v apart = seqpar__distill_at(seqpar__vload(x[1]), k[0]) -
                       seqpar__distill_at(seqpar__vload(x[0]), k[0]);
     (void)sums;
@@ -16569,7 +16585,7 @@ SEQPAR__TEMPLATE void seqpar__distill_back_grad_step(const seqpar__v *k, seqpar_
                              (apart - k[4]));
 }
 
-/* Statistics of a row: highest logits and sums of exponentials, and kl. */
+/* Statistics of a row: highest scaled logits and sums of exponentials, and kl. */
 typedef struct seqpar__distilled {
     float high[2], sum[2]; /* student, teacher */
     double kl;
@@ -16580,14 +16596,14 @@ static void seqpar__cpu_distill_sums(const seqpar_distill_args *a, float *const 
                                      seqpar__v *k, seqpar__distilled *r) {
     float scale = a->scale != 0 ? (float)a->scale : 1.0f;
     seqpar__v sums[SEQPAR__SUMS];
-    seqpar__no_sums(sums);
+    seqpar__zero_sums(sums);
     k[0] = seqpar__vsplat(scale);
     for (int i = 0; i < 2; i++) {
         r->high[i] = seqpar__highest(x[i], a->vocab) * scale;
         k[1 + i] = seqpar__vsplat(r->high[i]);
     }
-    seqpar__each(a->reverse ? seqpar__distill_back_step : seqpar__distill_step, k, sums, 2, 0,
-                 x, a->vocab, -INFINITY);
+    seqpar__each(a->reverse ? seqpar__distill_reverse_step : seqpar__distill_step, k, sums, 2,
+                 0, x, a->vocab, -INFINITY);
     for (int i = 0; i < 2; i++) r->sum[i] = seqpar__sum_of(sums, i);
     r->apart = ((double)r->high[0] - (double)r->high[1]) +
                (seqpar_log((double)r->sum[0]) - seqpar_log((double)r->sum[1]));
@@ -16610,7 +16626,7 @@ static void seqpar__cpu_distill_row(const void *args, int64_t t) {
         seqpar__v own[2];
         own[0] = k[0];
         own[1] = k[2];
-        seqpar__no_sums(sums);
+        seqpar__zero_sums(sums);
         seqpar__each(seqpar__distill_entropy_step, own, sums, 1, 0, x + 1, a->vocab, -INFINITY);
         ((float *)a->entropy)[t] = (float)(seqpar_log((double)r.sum[1]) -
                                            (double)seqpar__sum_of(sums, 0) / (double)r.sum[1]);
@@ -16619,7 +16635,7 @@ static void seqpar__cpu_distill_row(const void *args, int64_t t) {
     d *= a->scale != 0 ? (float)a->scale : 1.0f;
     k[3] = seqpar__vsplat(d / r.sum[0]);
     k[4] = seqpar__vsplat(a->reverse ? (float)(r.apart + r.kl) : d / r.sum[1]);
-    seqpar__each(a->reverse ? seqpar__distill_back_grad_step : seqpar__distill_grad_step, k,
+    seqpar__each(a->reverse ? seqpar__distill_reverse_grad_step : seqpar__distill_grad_step, k,
                  NULL, 2, 1, both, a->vocab, 0.0f);
 }
 
@@ -16694,7 +16710,7 @@ SEQPAR__OP(seqpar__cpu_sumsq, sumsq,
 
 typedef struct seqpar__update_work {
     const seqpar_update_args *args;
-    float step, rbc2;
+    float step, rbc2; /* lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t) */
 } seqpar__update_work;
 
 SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
@@ -16779,9 +16795,9 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
    bits.
    ========================================================================================== */
 
-/* HALF_BLOCK: elements that are widened at a time. A block still has at least HALF_LEAST rows
-   per thread in an operation on rows, HALF_COLUMNS columns in a product, and HALF_WEIGHTS rows
-   in a weight gradient. */
+/* HALF_BLOCK: elements that are widened at a time. Even if they are more elements than that, a
+   block has at least HALF_LEAST rows per thread in an operation on rows, HALF_COLUMNS columns
+   of W in a product, and HALF_WEIGHTS rows of dw in a weight gradient. */
 #ifndef SEQPAR__HALF_BLOCK
 #define SEQPAR__HALF_BLOCK (1 << 19)
 #endif
@@ -16806,7 +16822,7 @@ typedef struct seqpar__half {
     int64_t elements[SEQPAR__HALF_SCRATCHES];
 } seqpar__half;
 
-/* The device as a seqpar__half, whose fp32 device now reports errors to the current rank. */
+/* Casts the device to seqpar__half; its fp32 device gets the device's error pointer. */
 static seqpar__half *seqpar__half_of(seqpar_device *device) {
     seqpar__half *h = (seqpar__half *)device;
     h->wide->error = device->error;
@@ -16871,16 +16887,15 @@ static seqpar_status seqpar__half_narrow(seqpar__half *h, seqpar_mat to, int64_t
                             seqpar__half_copy_job, &c);
 }
 
-/* A matrix among an operation's arguments that is processed a block of rows at a time. `whole`
-   is the matrix of the caller. */
+/* One matrix of an operation, processed a block of rows at a time. */
 typedef struct seqpar__half_mat {
     seqpar_mat *mat; /* in a copy of the arguments: the current rows, in fp32 */
     int64_t width;
-    int reads, writes;
-    seqpar_mat whole;
+    int reads, writes; /* the operation reads it; writes it */
+    seqpar_mat whole;  /* the caller's matrix, in bf16 */
 } seqpar__half_mat;
 
-/* Rows first .. first + count are the current ones. */
+/* Rows first .. first + count of `rows` are the current ones; `most`: the most of a block. */
 typedef struct seqpar__half_walk {
     seqpar__half *half;
     seqpar__half_mat *mats;
@@ -17173,8 +17188,8 @@ static seqpar_status seqpar__half_weight_rows(seqpar__half *h, const seqpar_weig
     return h->wide->weight_grad(h->wide, b, NULL);
 }
 
-/* x is widened whole, dy in blocks of its columns, so that memory stays bounded; each block of
-   output rows is the fp32 device's fold over the same leaves. */
+/* Widens the leaves' rows of x once, and dy some columns at a time, to save memory. For each
+   such block of rows of dw the fp32 device folds the same leaves. */
 static seqpar_status seqpar__half_weight_grad(seqpar_device *device,
                                               const seqpar_weight_grad_args *a, void *queue) {
     seqpar__half *h = seqpar__half_of(device);
@@ -17376,15 +17391,16 @@ static seqpar__user_block seqpar__user_block_make(const seqpar__attn_job *j,
     return o;
 }
 
+/* Unless `good`: an error that names the block. seqpar__user_end returns it. */
 static void seqpar__user_expect(const seqpar__attn_job *j, int good,
                                 const seqpar__user_block *o, const seqpar_piece *queries,
                                 const char *what) {
     if (good) return;
     seqpar_fail(j->device->error, SEQPAR_ERR_KERNEL,
-                "the own block kernel %s for head %lld, queries from position %lld (%lld), "
-                "%lld keys; nothing of it is used",
-                what, (long long)o->block.head, (long long)queries->start,
-                (long long)o->block.queries, (long long)o->block.keys);
+                "the own block kernel %s (head %lld, %lld queries from position %lld, %lld "
+                "keys); its results are discarded",
+                what, (long long)o->block.head, (long long)o->block.queries,
+                (long long)queries->start, (long long)o->block.keys);
 }
 
 static int seqpar__all_finite(const void *x, int type, int64_t count) {
@@ -17416,7 +17432,7 @@ static void seqpar__user_forward_leaf(void *user, void *value, int64_t index, in
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
         seqpar__user_expect(j, failed || good, &o, queries,
                             sees ? "returns an lse that is not finite"
-                                 : "gives an lse to a query that sees nothing");
+                                 : "returns an lse that is not -inf for a query without keys");
         for (int64_t i = 0; i < d; i++)
             seqpar__element_set(value, r * d + i, type,
                                 seqpar__element(o.result[0], r * d + i, kernel->storage));
@@ -17428,8 +17444,7 @@ static void seqpar__user_forward_leaf(void *user, void *value, int64_t index, in
     }
 }
 
-/* If the kernel fails or returns a value that is not finite, the error message names the
-   block. */
+/* Sets dq of a block, and adds dk and dv of the block to those of the keys. */
 static void seqpar__user_backward_leaf(void *user, void *dq, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
@@ -17458,8 +17473,8 @@ static void seqpar__user_backward_leaf(void *user, void *dq, int64_t index, int 
                                 seqpar__element(o.result[1 + i / n], i % n, kernel->storage));
 }
 
-/* Prepares a kernel for a call with query tasks. Its scratch fits the longest piece, of queries
-   or of keys from any rank, that the tasks and their programs name. */
+/* Refuses dropout, sizes the scratch by the longest piece of queries or keys that the tasks and
+   their programs name, and sets the device to one thread until seqpar__user_end. */
 static seqpar_status seqpar__user_start(seqpar_device *device, const seqpar_attn_args *a,
                                         seqpar__attn_kernel *kernel) {
     int64_t rows = 1;
@@ -17540,7 +17555,8 @@ static seqpar_status seqpar__user_matmul(seqpar_device *device, const seqpar_mat
     if (device->storage != SEQPAR_DTYPE_F32)
         return seqpar_fail(
             device->error, SEQPAR_ERR_KERNEL,
-            "an own product is one of floats; the device '%s' computes in others",
+            "an own product needs fp32 storage, which the device '%s' does not have; use "
+            "seqpar_device_cpu",
             device->name);
     if (widest > INT32_MAX)
         return seqpar_fail(

@@ -18,7 +18,7 @@
    SEQPAR_FREE, which the unit of this implementation defines. The other implementation may use
    other ones: neither frees memory that the other allocated.
 
-   One step:
+   One step; batch: a seqpar_batch from seqpar_pack, b: a seqpar_llama_batch:
        seqpar_step_begin(ctx, &optim, batch.row, batch.rows, layout, accumulation);
        for (i = 0; i < accumulation; i++) {
            seqpar_llama_open_batch(ctx, &model, &b, rows of micro-batch i, ...);
@@ -46,13 +46,13 @@ enum seqpar_rope_type {
     SEQPAR_ROPE_LINEAR,  /* every frequency / factor */
     SEQPAR_ROPE_DYNAMIC, /* unscaled up to first_positions; longer texts are refused, since
                             their frequencies would depend on the longest text seen before */
-    SEQPAR_ROPE_LLAMA3,  /* long waves / factor, short waves unscaled, a blend between */
+    SEQPAR_ROPE_LLAMA3,  /* long waves: frequency / factor; short: unscaled; a blend between */
     SEQPAR_ROPE_YARN     /* as LLAMA3, but blends by pair index; scales cosine and sine, too */
 };
 typedef struct seqpar_llama_rope {
     int type;               /* SEQPAR_ROPE_.. */
-    double factor;          /* above 0; DEFAULT does not use it */
-    double first_positions; /* original_max_position_embeddings; LINEAR does not use it */
+    double factor;          /* above 0; no effect with DYNAMIC; DEFAULT does not read it */
+    double first_positions; /* original_max_position_embeddings; not for DEFAULT, LINEAR */
     /* A wave that fits fewer than `low` times into first_positions is long; one that fits more
        than `high` times is short. LLAMA3: low_freq_factor, high_freq_factor; YARN: beta_slow,
        beta_fast */
@@ -79,11 +79,12 @@ typedef struct seqpar_llama_config {
        attention_bias sets both), of the MLP's three projections */
     int qkv_bias, o_bias, mlp_bias;
     int qk_norm; /* 1: RMSNorm of every head of q and k before the rotation, as in Qwen3 */
-    /* Above 0: in every sparse_every-th layer (counted from 1; 0: every layer) that many expert
-       MLPs of width expert_intermediate, without biases, replace the MLP. The router's softmax
-       over all experts weights them; a token goes through its experts_per_token most probable
-       experts, and the layer's output is their sum, each times its probability. topk_norm 1:
-       the chosen probabilities are divided by their sum first. As in Mixtral, Qwen3-MoE. */
+    /* experts above 0: so many expert MLPs of width expert_intermediate, without biases, are
+       the MLP of every sparse_every-th layer (counted from 1; 0: every layer). The router's
+       softmax over all experts weights them; a token goes through its experts_per_token most
+       probable experts, and the layer's output is their sum, each times its probability.
+       topk_norm 1: the chosen probabilities are divided by their sum first. As in Mixtral,
+       Qwen3-MoE. */
     int64_t experts, experts_per_token, expert_intermediate, sparse_every;
     int topk_norm;
     /* probability that an attention weight becomes 0; only with seqpar_llama_batch_desc.dropout */
@@ -124,7 +125,7 @@ typedef struct seqpar_llama {
     /* (elements), storage type; .data is NULL while every parameter is at its owner alone */
     seqpar_buffer params;
     seqpar_shards *shards; /* NULL: the model is not sharded */
-    /* config.four_bits: the byte of codes (code_bytes) where a tensor begins; -1: it is in params */
+    /* config.four_bits: a tensor's byte offset in codes (-1: it is in params); size of codes */
     int64_t *codes_at, code_bytes;
     seqpar_buffer codes;
     float
@@ -134,7 +135,9 @@ typedef struct seqpar_llama {
     int64_t positions;
     seqpar_buffer offloaded; /* cached memory of the second pool, for the next batch */
     char *names;
-    int64_t *parts; /* a tensor's number by (layer, part); 0: the layer has no such part */
+    /* a tensor's number by (layer, part); 0: the layer has none. Adapters: that of B; A is the
+       one before */
+    int64_t *parts;
     seqpar_adapter_desc adapter; /* rank above 0: this object is adapters, not a model */
     /* Borrowed. Not NULL: the model computes with these adapters and its own parameters are
        frozen: backward yields gradients of the adapters alone */
@@ -164,15 +167,15 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
    over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *model);
 SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *model);
-/* This rank's trainable parameters, and in *elements how many: what seqpar_step_end is given.
-   They are the adapters' if the model uses adapters, else the model's; of a sharded model those
-   that this rank owns. */
+/* Returns this rank's trainable parameters, and in *elements their number; pass both to
+   seqpar_step_end. They are the adapters' if the model uses adapters, else the model's; of a
+   sharded model those that this rank owns. */
 SEQPAR_DEF void *seqpar_llama_trainable(seqpar_llama *model, int64_t *elements);
-/* Copies elements first .. first + count of a tensor to values (count), or from them. Sharded:
-   every rank calls write with all values and stores those it owns (seqpar_llama_owns: does it own
-   any of these?); read is collective over the world. A four-bit matrix is written from its first
-   element to its last, in any number of calls, and is quantized when it is complete; read returns
-   the values that it computes with. */
+/* Copies `count` elements of a tensor, from `first` on, to values, or from them. Sharded: every
+   rank calls write with all values and stores those it owns (seqpar_llama_owns: does it own
+   any of these?); read is collective over the world. A four-bit matrix is written from
+   its first element to its last, in any number of calls, and is quantized when it is complete;
+   read returns the dequantized values. */
 SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *model,
                                            double *values, int64_t tensor, int64_t first,
                                            int64_t count);
@@ -186,19 +189,20 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
    _read, _write, _owns, _gather, _drop, _trainable and _close take it; the optimizer is opened with
    its tensors; model->adapters = adapters makes the model compute with it. Tensors have PEFT's
    names; a score model's score is one of them, too. sharded, slice: as in
-   seqpar_llama_open_sharded. OPTION: no rank, no scale or no target. Collective over the world if
-   sharded. */
+   seqpar_llama_open_sharded. OPTION: a desc out of range, or MLP targets if the model
+   has experts. Collective over the world if sharded. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llama *adapters,
                                                     const seqpar_llama *model,
                                                     const seqpar_adapter_desc *desc,
                                                     int sharded, int64_t slice);
-/* Adds the adapters to the model's matrices, W + scale B A in fp64, rounded once, and sets
-   model->adapters to NULL. Collective over the world if either is sharded. */
+/* Adds the adapters to the model's matrices, W + scale B A in fp64, rounded once, copies their
+   score, if any, to the model and sets model->adapters to NULL. OPTION: four_bits. Collective
+   over the world if either is sharded. */
 SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *model);
 /* Fills all tensors, or the one of that number. A model: weights normal(0, 1/columns), those that
    write to the residual stream divided by sqrt(2 layers), gains 1, biases 0. Adapters: A uniform
    in +-1/sqrt(columns), as in PEFT, B 0, a score like a weight. A value depends on (seed, tensor,
-   index) alone. MEMORY: a four-bit matrix needs a copy while it is written. */
+   index) alone. MEMORY: none for the copy of a four-bit matrix. */
 SEQPAR_DEF seqpar_status seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
 SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model,
                                                   int64_t tensor, uint64_t seed);
@@ -206,19 +210,19 @@ SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama 
 /* How a batch is computed. Fields change no bit unless they say so. With layout stripe, relaxed
    or kernel, results keep the error rule instead. */
 typedef struct seqpar_llama_batch_desc {
-    int layout, schedule;
-    int64_t heads_k_stride;
+    int layout, schedule;   /* as in seqpar_attn_desc */
+    int64_t heads_k_stride; /* the same */
     /* 1: forward stores (x, out, lse) per layer, backward computes the rest again. 2: the same,
        but all layers except two are stored in the device's second pool; backward fetches one
        layer ahead */
     int recompute;
     /* rows of logits in memory at a time; 0: as in seqpar_vocab_desc.rows_max */
     int64_t vocab_rows;
-    /* Above 0: the MLP's gate and up exist for that many tokens at a time (seqpar_token_tiles), and
-       backward computes them again; a layer's gradient then has seqpar_token_node_count nodes. 0: for
-       all tokens, and stored if recompute is 0. No effect on layers with experts */
+    /* Above 0: the MLP's gate and up exist for that many tokens at a time (seqpar_token_tiles);
+       backward computes them again; a layer's gradient has seqpar_token_node_count nodes then.
+       0: for all tokens, and stored if recompute is 0. No effect if the model has experts */
     int64_t mlp_rows;
-    int64_t ulysses_size; /* ranks that exchange tokens for heads; 0: 1, or by schedule */
+    int64_t ulysses_size; /* ranks that exchange tokens for heads; as in seqpar_plan_desc */
     int relaxed;          /* as in seqpar_attn_desc.relaxed */
     /* your own attention kernel, as in seqpar_attn_desc.kernel; NULL: seqpar's */
     const seqpar_attn_kernel *kernel;
@@ -317,7 +321,7 @@ typedef struct seqpar_llama_batch {
     /* (tokens), storage type: a score model's output, instead of logp and the others */
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
-    seqpar_buffer tile; /* scratch: a piece of a four-bit matrix in storage type */
+    seqpar_buffer tile; /* scratch: some rows or columns of a four-bit matrix, dequantized */
     seqpar_buffer ones; /* (tokens) ones; with biases */
     /* ---- with adapters ---- */
     seqpar_buffer adapted;       /* scratch (tokens, rank) */
@@ -336,8 +340,8 @@ typedef struct seqpar_llama_batch {
     /* (tokens) accumulators, after backward with `balance`: each token's term of that loss */
     seqpar_buffer balance_loss;
     seqpar_llama_routes *routes; /* (layers); recompute: one */
-    int32_t *route_lists;
-    int64_t *route_begins;
+    int32_t *route_lists;        /* memory of the routes' lists and of self */
+    int64_t *route_begins;       /* memory of the routes' begin */
     int32_t *self;               /* (slots) 0, 1, 2, .. */
     seqpar_piece *expert_pieces; /* the share's pieces, cut to slots of one expert */
     seqpar_buffer slots_in, slots_out, slots_wide, router, dweights; /* scratch */
@@ -420,7 +424,7 @@ typedef struct seqpar_llama_text {
    there is nothing to free. OPTION: a desc outside its range, a score model, or a prompt of
    max_tokens and more; STEP: a sharded model that is not gathered; SIZE: a negative count or no
    new tokens; DOCUMENT_TOKENS: an empty prompt; TOKEN_ID: an id outside the vocabulary;
-   NOT_FINITE: a logit is not finite. */
+   CELL: a cell outside its range; NOT_FINITE: a logit is not finite. */
 SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *model,
                                                seqpar_llama_text *texts,
                                                const seqpar_llama_prompt *prompts,
@@ -551,6 +555,8 @@ static const struct {
     {"mlp.down_proj.weight", SEQPAR__LLAMA_HIDDEN, SEQPAR__LLAMA_INTERMEDIATE},
     {"mlp.down_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN}};
 #define SEQPAR__LLAMA_NAME_BYTES 96
+/* base_model.model.NAME.weight, as adapters have it, fits with its 0 */
+#define SEQPAR__LLAMA_SCORE_LETTERS (SEQPAR__LLAMA_NAME_BYTES - 25)
 
 static int seqpar__llama_is_sparse(const seqpar_llama_config *c, int64_t layer) {
     return c->experts && (layer + 1) % (c->sparse_every ? c->sparse_every : 1) == 0;
@@ -597,8 +603,8 @@ static int seqpar__llama_is_coded(const seqpar_llama *m, int64_t tensor) {
     return m->codes_at && m->codes_at[tensor] >= 0;
 }
 
-/* Gives the last tensor its offset: in the codes if it is a four-bit matrix, else in params. */
-static void seqpar__llama_set_offset(seqpar_llama *m) {
+/* Reserves space for the last tensor: in codes if it is a four-bit matrix, else in params. */
+static void seqpar__llama_reserve(seqpar_llama *m) {
     const seqpar_tensor *t = &m->tensors[m->tensor_count - 1];
     int64_t n = t->rows * t->cols;
     int coded = t->rows > 1 && t->group > 0 && t->group <= m->config.layers;
@@ -620,7 +626,7 @@ static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, in
     t->offset = m->elements;
     t->decay = rows > 1;
     t->group = group;
-    seqpar__llama_set_offset(m);
+    seqpar__llama_reserve(m);
     m->values += rows * cols;
 }
 
@@ -684,7 +690,7 @@ static const seqpar_llama *seqpar__llama_head_model(const seqpar_llama *m) {
     return m->adapters && m->config.score ? m->adapters : m;
 }
 
-/* A tensor's number; 0: the model has no such part. */
+/* A tensor's number; of adapters that of B. 0: the layer has no such part. */
 static int64_t seqpar__llama_part(const seqpar_llama *m, int64_t layer, int part) {
     return m->parts[layer * SEQPAR__LLAMA_LAYER_PARTS + part];
 }
@@ -779,8 +785,8 @@ static seqpar_status seqpar__llama_check_rope(seqpar_error *error,
     if (r->type == SEQPAR_ROPE_YARN &&
         !(r->attention_factor >= 0 && r->attention_factor <= 1e300))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "rope attention_factor is %g; give a number above 0, or 0 for that "
-                           "of the factor",
+                           "rope attention_factor is %g; give a number above 0, or 0 to "
+                           "compute it from factor",
                            r->attention_factor);
     if (r->type == SEQPAR_ROPE_YARN && c->rope_theta > 0 && !(c->rope_theta > 1))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -793,8 +799,8 @@ static seqpar_status seqpar__llama_check_experts(seqpar_error *error,
                                                  const seqpar_llama_config *c) {
     if (c->experts < 0 || c->experts > SEQPAR_MAX_WIDTH || c->sparse_every < 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "the model has %lld experts in every %lld-th layer; give 0 to %lld, "
-                           "and 0 for all layers",
+                           "experts is %lld and sparse_every %lld; give 0 to %lld experts, and "
+                           "a sparse_every of at least 0 (0: every layer)",
                            (long long)c->experts, (long long)c->sparse_every,
                            (long long)SEQPAR_MAX_WIDTH);
     if (!c->experts) return SEQPAR_OK;
@@ -837,11 +843,11 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
             error, SEQPAR_ERR_HEADS,
             "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads",
             (long long)c->heads, (long long)c->kv_heads);
-    if (c->score && (!c->score[0] || strlen(c->score) + 8 > SEQPAR__LLAMA_NAME_BYTES))
+    if (c->score && (!c->score[0] || strlen(c->score) > SEQPAR__LLAMA_SCORE_LETTERS))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "the score head is named '%.100s'; give a name of 1 to %d letters, usually score",
-            c->score, SEQPAR__LLAMA_NAME_BYTES - 8);
+            c->score, SEQPAR__LLAMA_SCORE_LETTERS);
     if (c->score &&
         (!strcmp(c->score, "model.embed_tokens") || !strcmp(c->score, "model.norm") ||
          !strncmp(c->score, "model.layers.", 13)))
@@ -867,8 +873,8 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
                            c->rope_theta, c->rms_eps);
     if (c->window < 0 || c->window_from < 0 || c->no_rope_every < 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "the model's window is %lld from layer %lld on, and every %lld-th "
-                           "does not rotate; give 0 for none or at least 1",
+                           "window is %lld, window_from %lld and no_rope_every %lld; none may "
+                           "be negative",
                            (long long)c->window, (long long)c->window_from,
                            (long long)c->no_rope_every);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_experts(error, c));
@@ -924,8 +930,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
     SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
     if (config->four_bits)
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                           "a model in four bits is whole on every rank; open it by "
-                           "seqpar_llama_open, and its adapters at their owners");
+                           "a model in four bits is not sharded; open it by seqpar_llama_open "
+                           "and, if you like, its adapters with sharded 1");
     m->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
     if (!m->shards) return seqpar__llama_no_memory(ctx->error, "the model");
     return seqpar_shards_open(ctx, m->shards, m->tensors, m->tensor_count, slice, offload);
@@ -988,7 +994,7 @@ static void seqpar__llama_adapter_table(seqpar_llama *a) {
             if (a->adapter.targets >> i & 1)
                 seqpar__llama_adapter_tensors(a, layer, seqpar__llama_adapted_parts[i]);
     if (a->config.score) {
-        snprintf(score, sizeof score, "base_model.model.%.64s", a->config.score);
+        snprintf(score, sizeof score, "base_model.model.%.71s", a->config.score);
         seqpar__llama_tensor(a, 1, a->config.hidden, a->config.layers, score, ".weight");
     }
     for (int64_t i = 0; i < a->tensor_count; i++)
@@ -1027,8 +1033,8 @@ static int seqpar__llama_same_parts(const seqpar_llama_config *x,
            x->sparse_every == y->sparse_every;
 }
 
-/* Refuses what was opened with config y and is used with a model of config x. what: "batch was" or
-   "adapters were". */
+/* Refuses a batch or adapters (`what`: "batch was", "adapters were") opened with config y if
+   the model's config x differs. */
 static seqpar_status seqpar__llama_check_same(seqpar_error *error, const char *what,
                                               const seqpar_llama_config *y,
                                               const seqpar_llama_config *x) {
@@ -1045,7 +1051,7 @@ static seqpar_status seqpar__llama_check_same(seqpar_error *error, const char *w
                        (long long)x->vocab, x->score ? ", scores" : "");
 }
 
-/* Refuses adapters in the place of a model, and adapters of another model. */
+/* Refuses adapters given as the model, a model given as adapters, and adapters of another. */
 static seqpar_status seqpar__llama_check_adapters(seqpar_error *error, const seqpar_llama *m) {
     if (m->adapter.rank)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
@@ -1158,7 +1164,8 @@ static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {
     return m;
 }
 
-/* Dequantizes part->rows x part->cols of a four-bit matrix, seen as one of `width` columns. */
+/* Dequantizes part->rows x part->cols elements of a four-bit matrix, whose elements are taken
+   as rows of `width`. */
 static seqpar_status seqpar__llama_nf4_rows(seqpar_ctx *ctx, const seqpar_llama *m,
                                             int64_t tensor, int64_t width,
                                             seqpar_nf4_rows_args *part) {
@@ -1232,9 +1239,9 @@ static seqpar_status seqpar__llama_codes_write(seqpar_ctx *ctx, seqpar_llama *m,
     if (!m->written || m->written_tensor != tensor || m->written_count != first ||
         count > t->rows * t->cols - first)
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
-                           "%s is kept in four bits, and its values %lld .. + %lld do not "
-                           "follow those before; write it whole, from 0 on",
-                           t->name, (long long)first, (long long)count);
+                           "%s is kept in four bits, and %lld values from %lld on do not "
+                           "continue those written; write it whole, from 0 on",
+                           t->name, (long long)count, (long long)first);
     for (int64_t i = 0; i < count; i++)
         m->written[first + i] = seqpar__llama_round_to_storage(ctx->device->storage, values[i]);
     m->written_count += count;
@@ -1291,8 +1298,8 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     memset(m, 0, sizeof *m);
 }
 
-/* Standard deviation of a matrix at the start: its outputs have the scale of its inputs. The usual
-   constant 0.02 suits widths of thousands; with a hidden size of 128 training is much slower. */
+/* A matrix's initial standard deviation, with which outputs have the scale of inputs. The usual
+   constant 0.02 suits widths of thousands; with it, a hidden size of 128 trains much slower. */
 static double seqpar__llama_init_std(const seqpar_llama *m, int64_t tensor) {
     int64_t layer = m->tensors[tensor].group - 1;
     int inside = layer >= 0 && layer < m->config.layers;
@@ -1324,17 +1331,17 @@ static double seqpar__llama_init_value(const seqpar_llama *m, int64_t tensor, ui
            seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
 }
 
-#ifndef SEQPAR__LLAMA_PART
-#define SEQPAR__LLAMA_PART 256 /* values written at a time */
+#ifndef SEQPAR__LLAMA_WRITE_VALUES
+#define SEQPAR__LLAMA_WRITE_VALUES 256 /* values written at a time */
 #endif
 SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m,
                                                   int64_t tensor, uint64_t seed) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model", ctx, m);
     const seqpar_tensor *t = &m->tensors[tensor];
     int64_t n;
-    double part[SEQPAR__LLAMA_PART];
+    double part[SEQPAR__LLAMA_WRITE_VALUES];
     for (int64_t j = 0; j < t->rows * t->cols; j += n) {
-        n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PART, t->rows * t->cols - j);
+        n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_WRITE_VALUES, t->rows * t->cols - j);
         if (!seqpar_llama_owns(ctx, m, tensor, j, n)) continue;
         for (int64_t k = 0; k < n; k++)
             part[k] = seqpar__llama_init_value(m, tensor, seed, j + k);
@@ -1356,7 +1363,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uin
 
 /* LLAMA3: the weight of the scaled frequency, 0 to 1, for a wave that fits `waves` times into
    first_positions. */
-static double seqpar__llama_long_wave(const seqpar_llama_rope *r, double waves) {
+static double seqpar__llama_llama3_weight(const seqpar_llama_rope *r, double waves) {
     double part = (r->high - waves) / (r->high - r->low);
     return SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_MAX(part, 0), 1);
 }
@@ -1367,8 +1374,8 @@ static double seqpar__llama_pair_of(const seqpar_llama_config *c, double waves) 
     return (double)c->head_dim * log(length) / (2 * log(c->rope_theta));
 }
 
-/* YARN: the weight of the scaled frequency, rising evenly from pair `first` to pair `last`. */
-static double seqpar__llama_late_pair(const seqpar_llama_config *c, int64_t pair) {
+/* YARN: the weight of the scaled frequency: 0 up to pair `first`, linear, 1 from `last` on. */
+static double seqpar__llama_yarn_weight(const seqpar_llama_config *c, int64_t pair) {
     double first = seqpar__llama_pair_of(c, c->rope.high), part;
     double last = seqpar__llama_pair_of(c, c->rope.low);
     if (!c->rope.exact) first = floor(first);
@@ -1386,13 +1393,14 @@ static double seqpar__llama_frequency(const seqpar_llama_config *c, int64_t pair
     double plain = pow(c->rope_theta, -2.0 * (double)pair / (double)c->head_dim), part = 0;
     if (r->type == SEQPAR_ROPE_LINEAR) part = 1;
     if (r->type == SEQPAR_ROPE_LLAMA3)
-        part = seqpar__llama_long_wave(r, r->first_positions * plain / SEQPAR__LLAMA_TWO_PI);
-    if (r->type == SEQPAR_ROPE_YARN) part = seqpar__llama_late_pair(c, pair);
+        part = seqpar__llama_llama3_weight(r,
+                                           r->first_positions * plain / SEQPAR__LLAMA_TWO_PI);
+    if (r->type == SEQPAR_ROPE_YARN) part = seqpar__llama_yarn_weight(c, pair);
     return part == 0 ? plain : part * plain / r->factor + (1 - part) * plain;
 }
 
 /* YARN: the factor of cosine and sine, so that scores keep their size over longer texts. */
-static double seqpar__llama_rope_size(const seqpar_llama_rope *r) {
+static double seqpar__llama_rope_scale(const seqpar_llama_rope *r) {
     if (r->type != SEQPAR_ROPE_YARN) return 1;
     if (r->attention_factor > 0) return r->attention_factor;
     return r->factor > 1 ? 0.1 * log(r->factor) + 1 : 1;
@@ -1404,14 +1412,14 @@ static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
                                                int64_t positions) {
     int64_t half = m->config.head_dim / 2;
     int64_t bytes = positions * half * seqpar_dtype_bytes(ctx->device->accumulator);
-    double *line, size = seqpar__llama_rope_size(&m->config.rope);
+    double *line, size = seqpar__llama_rope_scale(&m->config.rope);
     if (positions <= m->positions) return SEQPAR_OK;
     if (m->config.rope.type == SEQPAR_ROPE_DYNAMIC &&
         (double)positions > m->config.rope.first_positions)
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                           "a document of %lld tokens is longer than the %.0f up to which "
-                           "dynamic rope is plain; give shorter ones, or a model with another "
-                           "rope_type",
+                           "a document has %lld tokens; with rope type dynamic %.0f are the "
+                           "most (original_max_position_embeddings), give shorter ones or "
+                           "another rope_type",
                            (long long)positions, m->config.rope.first_positions);
     seqpar_buffer_free(ctx, &m->cosine);
     seqpar_buffer_free(ctx, &m->sine);
@@ -1471,8 +1479,8 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
     return SEQPAR_OK;
 }
 
-/* Opens one attention for the layers with the window and one for those without, if there are
-   any. */
+/* Opens an attention for the layers with the window, and one for those without, each only if
+   there are such layers. */
 static seqpar_status seqpar__llama_open_attention(seqpar_ctx *ctx, seqpar_llama_batch *b,
                                                   const seqpar_row *rows, int64_t row_count) {
     const seqpar_llama_config *c = &b->config;
@@ -1499,7 +1507,7 @@ static seqpar_status seqpar__llama_open_attention(seqpar_ctx *ctx, seqpar_llama_
     return SEQPAR_OK;
 }
 
-/* qk_norm's gradient sums over (token, head), so its rows are heads of tokens. */
+/* The share's pieces in rows of (token, head): qk_norm's gain gradient sums over these. */
 static void seqpar__llama_head_rows(const seqpar_share *share, int64_t heads,
                                     seqpar_piece *pieces) {
     for (int64_t i = 0; i < share->count; i++) {
@@ -1521,14 +1529,14 @@ static seqpar_status seqpar__llama_norm_pieces(seqpar_ctx *ctx, seqpar_llama_bat
 
 /* A bias is added as a product: ones (rows, 1) times bias (1, columns). */
 static seqpar_status seqpar__llama_ones(seqpar_ctx *ctx, seqpar_llama_batch *b, int64_t rows) {
-    double ones[SEQPAR__LLAMA_PART];
+    double ones[SEQPAR__LLAMA_WRITE_VALUES];
     if (!seqpar__llama_has_biases(&b->config)) return SEQPAR_OK;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(
         ctx, &b->ones, rows * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH));
-    for (int64_t i = 0; i < SEQPAR__LLAMA_PART; i++) ones[i] = 1;
-    for (int64_t i = 0; i < rows; i += SEQPAR__LLAMA_PART)
+    for (int64_t i = 0; i < SEQPAR__LLAMA_WRITE_VALUES; i++) ones[i] = 1;
+    for (int64_t i = 0; i < rows; i += SEQPAR__LLAMA_WRITE_VALUES)
         seqpar_device_write(ctx->device, b->ones.data, i, ones,
-                            SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PART, rows - i),
+                            SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_WRITE_VALUES, rows - i),
                             ctx->device->storage);
     return SEQPAR_OK;
 }
@@ -1556,7 +1564,7 @@ static seqpar_status seqpar__llama_routes_new(seqpar_ctx *ctx, seqpar_llama_batc
     return SEQPAR_OK;
 }
 
-/* Allocates what experts need for `rows` tokens beside the layers' buffers. */
+/* Allocates routes (of `layers` layers) and scratch of the experts for `rows` tokens. */
 static seqpar_status seqpar__llama_experts_new(seqpar_ctx *ctx, seqpar_llama_batch *b,
                                                int64_t rows, int64_t layers) {
     const seqpar_llama_config *c = &b->config;
@@ -1567,8 +1575,8 @@ static seqpar_status seqpar__llama_experts_new(seqpar_ctx *ctx, seqpar_llama_bat
     if (slots > INT32_MAX)
         return seqpar_fail(
             ctx->error, SEQPAR_ERR_SIZE,
-            "a rank has %lld tokens, each for %lld experts; %d are the most in one "
-            "micro-batch, give fewer tokens",
+            "a rank has %lld tokens, each for %lld experts; their product may be at "
+            "most %d in a micro-batch, give fewer tokens",
             (long long)rows, (long long)c->experts_per_token, INT32_MAX);
     SEQPAR__LLAMA_TRY(seqpar__llama_routes_new(ctx, b, rows, layers));
     SEQPAR__LLAMA_TRY(
@@ -1740,7 +1748,7 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     memset(b, 0, sizeof *b);
 }
 
-static int seqpar__llama_drops(const seqpar_llama *m, const seqpar_llama_batch *b) {
+static int seqpar__llama_has_dropout(const seqpar_llama *m, const seqpar_llama_batch *b) {
     return m->adapters && m->adapters->adapter.dropout > 0 && b->desc.dropout;
 }
 
@@ -1752,7 +1760,7 @@ static seqpar_status seqpar__llama_dropped_scratch(seqpar_ctx *ctx, const seqpar
     int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1);
     int64_t bytes = n * SEQPAR__LLAMA_MAX(c->heads * c->head_dim, c->hidden) *
                     seqpar_dtype_bytes(ctx->device->storage);
-    if (!seqpar__llama_drops(m, b) || b->document_of) return SEQPAR_OK;
+    if (!seqpar__llama_has_dropout(m, b) || b->document_of) return SEQPAR_OK;
     b->document_of = SEQPAR__LLAMA_NEW(int64_t, n);
     b->position_of = SEQPAR__LLAMA_NEW(int32_t, n);
     if (!b->document_of || !b->position_of)
@@ -1768,7 +1776,7 @@ static seqpar_status seqpar__llama_dropped_scratch(seqpar_ctx *ctx, const seqpar
     return seqpar_buffer_new(ctx, &b->dropped, bytes, SEQPAR_MEM_SCRATCH);
 }
 
-/* Scratch for the adapters; the caller may have exchanged them since the last call. */
+/* Scratch for the adapters, made again if the caller has set others since the last call. */
 static seqpar_status seqpar__llama_adapted_scratch(seqpar_ctx *ctx, const seqpar_llama *m,
                                                    seqpar_llama_batch *b) {
     int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1), bytes;
@@ -1809,7 +1817,7 @@ typedef struct seqpar__llama_layer_call { /* arguments of the functions of a lay
     seqpar_token_tile tile;        /* all tokens, or mlp_rows of them */
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
-    int64_t node_stride;                         /* elements of the group */
+    int64_t node_stride;                         /* elements of a node: the group, or a slice */
     int64_t group, group_begin;                  /* its number and first parameter */
     int64_t first;                               /* the group's first element that nodes hold */
     const struct seqpar__llama_sampler *sampler; /* not NULL: attention reads its cache */
@@ -1892,7 +1900,7 @@ static seqpar_fold_call seqpar__llama_fold_call(const seqpar__llama_layer_call *
         c->nodes, seqpar__llama_learner(c->m)->tensors[tensor].offset - c->group_begin,
         c->dev->accumulator);
     r.store_stride = c->node_stride;
-    r.finish = NULL; /* a partial fold always stores */
+    r.finish = NULL; /* a step's fold has no FINISH: it stores its nodes */
     return r;
 }
 
@@ -1924,7 +1932,7 @@ static int64_t seqpar__llama_adapter_of(const seqpar__llama_layer_call *c, int p
     return c->m->adapters ? seqpar__llama_part(c->m->adapters, c->layer, part) : 0;
 }
 
-/* b->adapted (tokens, rank) = scale x A^T (tensor is A), or transposed scale x B (tensor is B). */
+/* b->adapted (tokens, rank) = scale x A^T (transposed 0, `tensor` A) or scale x B (1, B). */
 static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, void *x,
                                            int64_t tensor, int transposed) {
     const seqpar_adapter_desc *d = &c->m->adapters->adapter;
@@ -1946,8 +1954,8 @@ static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, vo
 /* y (tokens, inputs of the matrix) = dropout of x; accumulate: added to y. Each (matrix, layer,
    step) has a random stream of its own. Attention's streams count up from 0, these count down
    from the largest number. */
-static seqpar_status seqpar__llama_drop(const seqpar__llama_layer_call *c, void *y, void *x,
-                                        int part, int accumulate) {
+static seqpar_status seqpar__llama_dropout(const seqpar__llama_layer_call *c, void *y, void *x,
+                                           int part, int accumulate) {
     const seqpar_llama_batch_desc *desc = &c->b->desc;
     int64_t layer = desc->dropout_step * c->m->config.layers + c->layer;
     seqpar_drop_args a;
@@ -1968,9 +1976,9 @@ static seqpar_status seqpar__llama_drop(const seqpar__llama_layer_call *c, void 
 static seqpar_status seqpar__llama_adapter_input(const seqpar__llama_layer_call *c, void **x,
                                                  int part) {
     void *from = *x;
-    if (!seqpar__llama_drops(c->m, c->b)) return SEQPAR_OK;
+    if (!seqpar__llama_has_dropout(c->m, c->b)) return SEQPAR_OK;
     *x = c->b->dropped.data;
-    return seqpar__llama_drop(c, *x, from, part, 0);
+    return seqpar__llama_dropout(c, *x, from, part, 0);
 }
 
 /* y (tokens, outputs) = x W^T + bias + scale dropout(x) A^T B^T; accumulate: added to y. */
@@ -1995,14 +2003,14 @@ static seqpar_status seqpar__llama_project_back(const seqpar__llama_layer_call *
         seqpar__llama_linear(c, dx, dy, seqpar__llama_part_of(c, part), 1, accumulate));
     if (!b) return SEQPAR_OK;
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, dy, b, 1));
-    if (!seqpar__llama_drops(c->m, c->b))
+    if (!seqpar__llama_has_dropout(c->m, c->b))
         return seqpar__llama_linear_of(c, c->m->adapters, dx, c->b->adapted.data, b - 1, 1, 1);
     SEQPAR__LLAMA_TRY(seqpar__llama_linear_of(c, c->m->adapters, c->b->dropped.data,
                                               c->b->adapted.data, b - 1, 1, 0));
-    return seqpar__llama_drop(c, dx, c->b->dropped.data, part, 1);
+    return seqpar__llama_dropout(c, dx, c->b->dropped.data, part, 1);
 }
 
-/* dB = dy^T (scale x A^T), dA = (scale dy B)^T x */
+/* dB = dy^T (scale x A^T), dA = (scale dy B)^T x, with dropout(x) for x if there is dropout. */
 static seqpar_status seqpar__llama_adapter_grad(const seqpar__llama_layer_call *c, void *dy,
                                                 void *x, int part) {
     int64_t b = seqpar__llama_adapter_of(c, part);
@@ -2128,7 +2136,7 @@ static seqpar_status seqpar__llama_raw_buffers(seqpar__llama_layer_call *c, int 
                                       &c->rstd_k);
 }
 
-/* gate and up of one tile, scratch of all layers. */
+/* gate and up of one tile: scratch that all layers share. */
 static seqpar_status seqpar__llama_tile_buffers(seqpar__llama_layer_call *c) {
     seqpar_llama_layer *shared = &c->b->shared;
     int64_t bytes = seqpar__llama_mlp_bytes(c->ctx->device, c->b);
@@ -2177,9 +2185,9 @@ static seqpar_status seqpar__llama_saved_buffers(seqpar__llama_layer_call *c, in
                                       f->heads, 1, keep, &c->lse);
 }
 
-/* Selects the layer's buffers. The layer has buffers of its own for all that backward reads;
-   with recompute only for x, out and lse; without a backward pass for nothing. All others are
-   scratch that the layers share. */
+/* Selects the layer's buffers. keep 1: it has its own for all that backward reads; with
+   recompute, only for x, out and lse. keep 0: it has none. All other buffers are scratch that
+   the layers share. */
 static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
@@ -2344,7 +2352,8 @@ static seqpar_status seqpar__llama_experts_grad(const seqpar__llama_layer_call *
     return SEQPAR_OK;
 }
 
-/* y[r] = the sum of `terms` rows x[from[..]], each times weights[at[..]] if weights is not NULL. */
+/* y[r] = sum of `terms` rows x[from[r, i]], each times weights[at[r, i]]; at NULL: times
+   weights[r, i]; weights NULL: times 1. */
 static seqpar_status seqpar__llama_mix(const seqpar__llama_layer_call *c, void *y, void *x,
                                        int64_t terms, int64_t width, const int32_t *from,
                                        const int32_t *at, const void *weights, int accumulate) {
@@ -2373,7 +2382,7 @@ static seqpar_status seqpar__llama_gather_rows(const seqpar__llama_layer_call *c
     return c->dev->embedding(c->dev, &e, c->ctx->queue);
 }
 
-/* n (tokens, hidden) to gate and up (slots, expert_intermediate) */
+/* Computes gate and up (slots, expert_intermediate) from n (tokens, hidden). */
 static seqpar_status seqpar__llama_to_experts(const seqpar__llama_layer_call *c, void *n) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_route_args a;
@@ -2433,7 +2442,7 @@ static seqpar_status seqpar__llama_from_experts_backward(const seqpar__llama_lay
     return seqpar__llama_experts_grad(c, out, wide, SEQPAR__LLAMA_EXPERT_DOWN);
 }
 
-/* The gradients in gate and up to dn (tokens, hidden) */
+/* Backward to dn (tokens, hidden) from the gradients that c->gate and c->up now hold. */
 static seqpar_status seqpar__llama_to_experts_backward(const seqpar__llama_layer_call *c,
                                                        void *n, void *dn) {
     const seqpar_llama_config *f = &c->m->config;
@@ -2500,8 +2509,8 @@ static seqpar_status seqpar__llama_gate_up(const seqpar__llama_layer_call *c) {
     return seqpar__llama_project(c, c->up, n, SEQPAR__LLAMA_UP, 0);
 }
 
-/* x to gate and up; with mlp_rows to the MLP's input, since tiles compute their gate and up. attend
-   0: out and lse are stored, so attention is not computed again. */
+/* Computes gate and up from x; with mlp_rows only the MLP's input n, since each tile computes
+   its gate and up. attend 0: out and lse are stored, so attention is not computed again. */
 static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c, int attend) {
     void *n = c->b->n.data;
     SEQPAR__LLAMA_TRY(seqpar__llama_qkv(c));
@@ -2625,7 +2634,7 @@ static seqpar_status seqpar__llama_qk_norm_backward(const seqpar__llama_layer_ca
     return SEQPAR_OK;
 }
 
-/* dx of the residual stream to the gradients of the q, k and v projections' outputs */
+/* Computes dq, dk, dv, the gradients of the projections' outputs, from g->dx. */
 static seqpar_status seqpar__llama_attend_backward(const seqpar__llama_layer_call *c,
                                                    seqpar__llama_layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
@@ -2732,7 +2741,7 @@ static void seqpar__llama_move(const seqpar__llama_layer_call *c, seqpar_llama_s
     }
 }
 
-/* Before a layer's forward pass: waits until the buffer's last layer is stored. */
+/* Before a layer's forward pass: waits until the layer before it in the buffer is stored. */
 static void seqpar__llama_staging_begin(const seqpar__llama_layer_call *c, int keep) {
     seqpar_llama_staging *staging = &c->b->staging[c->layer % 2];
     if (!keep || c->b->desc.recompute < 2) return;
@@ -2745,7 +2754,7 @@ static void seqpar__llama_staging_end(const seqpar__llama_layer_call *c, int kee
         seqpar__llama_move(c, &c->b->staging[c->layer % 2], c->layer, 1);
 }
 
-/* In backward: starts loading the next layer and waits for this one. */
+/* In backward: starts loading the layer below and waits for this one. */
 static void seqpar__llama_staging_fetch(const seqpar__llama_layer_call *c) {
     seqpar_llama_staging *here = &c->b->staging[c->layer % 2],
                          *next = &c->b->staging[(c->layer + 1) % 2];
@@ -2756,7 +2765,7 @@ static void seqpar__llama_staging_fetch(const seqpar__llama_layer_call *c) {
     seqpar__llama_staging_wait(c->ctx, here);
 }
 
-/* ids to the last layer's output in batch->x */
+/* Computes batch->x, the last layer's output, from batch->ids. */
 static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep) {
     SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, 0, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_gather_rows(
@@ -2778,7 +2787,7 @@ static seqpar_status seqpar__llama_to_hidden(seqpar__llama_layer_call *c, int ke
                               seqpar__llama_final_norm(c->m));
 }
 
-/* The batch's buffers have the sizes of the model it was opened for. */
+/* Refuses a batch of a model of another shape: its buffers have other sizes. */
 static seqpar_status seqpar__llama_check_model(seqpar_error *error, const seqpar_llama *m,
                                                const seqpar_llama_batch *b) {
     SEQPAR__LLAMA_TRY(seqpar__llama_check_adapters(error, m));
@@ -2790,7 +2799,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
-    /* the batch may have been opened with another model of this shape, which has the tables */
+    /* m has no tables if the batch was opened with another model of the same shape */
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted_scratch(ctx, m, b));
     if (keep) SEQPAR__LLAMA_TRY(seqpar__llama_offloaded_open(ctx, m, b));
@@ -2815,7 +2824,7 @@ static seqpar_status seqpar__llama_use_head(seqpar_ctx *ctx, const seqpar_llama 
     return seqpar__llama_use(ctx, m, m->tensors[seqpar__llama_head(m)].group, next);
 }
 
-/* storage for what seqpar_vocab_io points to */
+/* the teacher and the choices that a seqpar_vocab_io points to */
 typedef struct seqpar__llama_vocab_extra {
     seqpar_vocab_teacher from;
     seqpar_vocab_choices choices;
@@ -2879,8 +2888,8 @@ static seqpar_status seqpar__llama_check_teacher(seqpar_error *error, const seqp
                    !memcmp(of->ids, b->ids, (size_t)b->tokens * sizeof *b->ids)
                ? SEQPAR_OK
                : seqpar_fail(error, SEQPAR_ERR_STEP,
-                             "the teacher's batch is of other tokens (%lld) than the student's "
-                             "(%lld); open both with the same rows and layout",
+                             "the teacher's batch (%lld tokens) and the student's (%lld) have "
+                             "different ids; open both with the same rows and layout",
                              (long long)of->tokens, (long long)b->tokens);
 }
 
@@ -2898,8 +2907,8 @@ static seqpar_status seqpar__llama_check_choices(seqpar_error *error, const seqp
                            (long long)b->choices->count, SEQPAR_MAX_CHOICES);
     if (b->choices && b->teacher)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "a batch has a teacher, of the whole vocabulary, and choices, of a "
-                           "part of it; leave out one of them");
+                           "batch->teacher compares the whole vocabulary, batch->choices is a "
+                           "part of it; set only one of them");
     return SEQPAR_OK;
 }
 
@@ -2972,7 +2981,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
                                                          seqpar__llama_head(head), 0, 0));
 }
 
-/* Allocates `node_count` nodes of a group's elements first .. first + count. */
+/* Allocates `node_count` nodes of `count` elements of a group, from its element `first` on. */
 static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
                                                   const seqpar_optim *optim, int64_t group,
                                                   int64_t first, int64_t count,
@@ -3029,8 +3038,8 @@ static seqpar_status seqpar__llama_score_backward(const seqpar__llama_layer_call
 }
 
 /* Makes and sends the nodes of a table, its group's only tensor, one slice at a time, so that nodes
-   of the whole table are never in memory. make: writes those of table rows first .. first + rows
-   to c->nodes. */
+   of the whole table are never in memory. make: writes the nodes of `rows` table rows, from row
+   `first` on, to c->nodes. */
 static seqpar_status seqpar__llama_table_backward(
     seqpar__llama_layer_call *c, seqpar_optim *optim, int64_t micro, int64_t tensor, int source,
     seqpar_status (*make)(seqpar__llama_layer_call *c, void *user, int64_t first, int64_t rows),
@@ -3080,9 +3089,11 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
     v.io.seeds = *seeds;
     v.io.dhidden = dn;
     if (in_slices)
-        status = seqpar_buffer_new(
-            c->ctx, &room, c->b->tokens * m->config.vocab * seqpar_dtype_bytes(c->dev->storage),
-            SEQPAR_MEM_SCRATCH);
+        status = seqpar_buffer_new(/* for dlogits; else for nodes */
+                                   c->ctx, &room,
+                                   c->b->tokens * m->config.vocab *
+                                       seqpar_dtype_bytes(c->dev->storage),
+                                   SEQPAR_MEM_SCRATCH);
     else
         status = seqpar__llama_nodes_new(
             c, optim, group, seqpar_vocab_node_count(c->b->share, c->fold, &v.desc), &room);
@@ -3131,7 +3142,7 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                              : seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
     status = seqpar__llama_release_extra(c->ctx, c->b, status);
     if (!status) status = seqpar__llama_use(c->ctx, m, norm, norm - 1);
-    if (!status && learns)
+    if (!status && learns) /* adapters have no group for the embedding */
         status = seqpar__llama_nodes_new(c, optim, norm - !!m->adapters, c->fold->node_count,
                                          &nodes);
     if (!status && m->config.score) status = seqpar__llama_score_backward(c, seeds, dn);
@@ -3163,6 +3174,7 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, 1));
     seqpar__llama_staging_fetch(c);
     if (c->b->desc.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
+    /* group 0 of the model is the embedding; adapters have none */
     status = seqpar__llama_nodes_new(c, optim, c->layer + !c->m->adapters,
                                      seqpar__llama_layer_nodes(c), &nodes);
     if (!status) status = seqpar__llama_mlp_backward(c, g->dx.data, g->dn.data);
@@ -3229,7 +3241,7 @@ SEQPAR_DEF void seqpar_llama_balance(const seqpar_llama_config *c, double *slope
                                      const int64_t *chosen, double coefficient) {
     SEQPAR_MUST("config, slopes, chosen", c, slopes, chosen);
     int64_t pairs = 0;
-    double routed; /* (token, layer with experts) */
+    double routed; /* number of pairs (token, layer with experts) */
     for (int64_t e = 0; e < c->experts; e++) pairs += chosen[e];
     routed = c->experts ? (double)(pairs / c->experts_per_token) : 0;
     for (int64_t e = 0; e < c->experts; e++)
@@ -3268,8 +3280,9 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
 }
 
 /* ---- >>sample  text for rollouts ----
-   A step feeds every unfinished text the tokens that its cache lacks: a new text its prompt, the
-   others the token chosen last. When a text ends, the next prompt gets its slot. A row's result
+   A sampling step feeds every unfinished text the tokens that its cache lacks: a new text its
+   prompt, the others the token chosen last. When a text ends, the next prompt gets its
+   slot. A row's result
    does not depend on other rows, so a text does not depend on the texts beside it. The cache is
    (layer, kv head, slot, token, head_dim): for one token the query heads of one kv head are then
    the queries of one task. A prompt attends to the keys of its own step. */
@@ -3291,7 +3304,7 @@ typedef struct seqpar__llama_programs {
 typedef struct seqpar__llama_attn_list {
     seqpar_piece *pieces;
     seqpar_attn_keys *keys;
-    int64_t *cells; /* leaves of a text's cells */
+    int64_t *cells; /* (cells of a text) seqpar_cell_leaf of each */
     int32_t *end;   /* (queries) one past the last key that a query sees */
     seqpar__llama_programs whole, windowed;
     int64_t count, key_count, depth;
@@ -3310,7 +3323,7 @@ typedef struct seqpar__llama_sampler {
     const seqpar_llama_prompt *prompts;
     seqpar_llama_text *texts;
     int64_t count, next;               /* prompts, and how many have begun */
-    int64_t slots, capacity, rows_max; /* most texts, tokens of a text, rows of a step */
+    int64_t slots, capacity, rows_max; /* maximum texts, cached tokens of one, rows of a step */
     seqpar__llama_slot *slot;
     int64_t *live, live_count; /* the slots of this step */
     int32_t *last;             /* (live_count) the row of a slot's last token */
@@ -3349,7 +3362,8 @@ static seqpar_status seqpar__llama_check_sample(seqpar_error *error,
     if (d->batch < 0 || d->max_tokens < 0 || d->stop_count < 0 ||
         (d->stop_count > 0 && !d->stops))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "batch %lld, max_tokens %lld, %lld stop ids%s; none may be negative",
+                           "batch %lld, max_tokens %lld, %lld stop ids%s; none may be negative "
+                           "or NULL",
                            (long long)d->batch, (long long)d->max_tokens,
                            (long long)d->stop_count,
                            d->stop_count > 0 && !d->stops ? " at NULL" : "");
@@ -3379,18 +3393,19 @@ static seqpar_status seqpar__llama_check_prompt(seqpar_error *error,
                                                 const seqpar_llama_prompt *p, int64_t n) {
     if (p->tokens <= 0 || !p->ids)
         return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS,
-                           "prompt %lld has %lld tokens%s; give at least one, the "
-                           "beginning-of-text id for text out of nothing",
+                           "prompt %lld has %lld tokens%s; give at least one: without a "
+                           "prompt, the beginning-of-text id",
                            (long long)n, (long long)p->tokens, p->ids ? "" : " at NULL");
     if (seqpar__llama_new_tokens_max(d, p) <= 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "prompt %lld has %lld tokens and max_tokens is %lld; shorten it, "
-                           "one token must have room",
+                           "so that at least one new token fits",
                            (long long)n, (long long)p->tokens, (long long)d->max_tokens);
     if (p->tokens > INT32_MAX - seqpar__llama_new_tokens_max(d, p))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
-            "prompt %lld has %lld tokens and %lld may follow; positions end at %d",
+            "prompt %lld has %lld tokens and %lld may follow; positions end at %d, lower "
+            "max_new_tokens",
             (long long)n, (long long)p->tokens, (long long)seqpar__llama_new_tokens_max(d, p),
             INT32_MAX);
     for (int64_t i = 0; i < p->tokens; i++)
@@ -3404,7 +3419,7 @@ static seqpar_status seqpar__llama_check_prompt(seqpar_error *error,
 
 /* ---- attention over the cache ---- */
 
-/* keys: sum over all tasks. A program has fewer than four operations per leaf. */
+/* keys: cells of keys of all tasks. A program has fewer than four operations per leaf. */
 static int seqpar__llama_programs_new(seqpar__llama_programs *p, int64_t tasks, int64_t queries,
                                       int64_t keys) {
     p->tasks = SEQPAR__LLAMA_NEW(seqpar_attn_task, tasks);
@@ -3440,7 +3455,7 @@ static void seqpar__llama_attn_list_free(seqpar__llama_attn_list *l) {
     seqpar__llama_programs_free(&l->windowed);
 }
 
-/* Writes the fold program of cells first to end - 1 for task n; cell c has keys number keys + c. */
+/* Writes task n's fold program of cells first to end - 1; cell c is l->keys[keys + c]. */
 static seqpar_status seqpar__llama_program(seqpar__llama_attn_list *l,
                                            seqpar__llama_programs *p, int64_t n, int64_t keys,
                                            int64_t first, int64_t end) {
@@ -3465,15 +3480,16 @@ static seqpar_status seqpar__llama_program(seqpar__llama_attn_list *l,
     return status;
 }
 
-/* A task: `count` queries from row `local` on, at positions from `start` on (a prompt's cell) or all
-   at one position (heads of a token), and the first `keys` keys of a text, from row k_row on. */
-typedef struct seqpar__llama_block {
+/* A task: `count` queries, from row `local` on, and the first `keys` keys of a text, from row
+   k_row on. The queries are a prompt's cell, at positions from `start` on, or the heads of one
+   token, all at `start`. */
+typedef struct seqpar__llama_task {
     int64_t local, start, count, k_row, keys;
     int64_t window_begin; /* the first key that the first query sees through a window */
-} seqpar__llama_block;
+} seqpar__llama_task;
 
 static seqpar_status seqpar__llama_attn_list_add(seqpar__llama_attn_list *l, int64_t cell,
-                                                 const seqpar__llama_block *b) {
+                                                 const seqpar__llama_task *b) {
     int64_t n = l->count++, first = l->key_count;
     int64_t cells = seqpar_cell_of(cell, b->keys - 1) + 1;
     l->pieces[n].local = b->local;
@@ -3606,6 +3622,7 @@ static seqpar_status seqpar__llama_sample_tokens(seqpar__llama_sampler *s) {
     a.u = s->u;
     a.ids = s->chosen;
     SEQPAR__LLAMA_TRY(s->ctx->device->sample(s->ctx->device, &a, s->ctx->queue));
+    /* a row with a logit that is not finite gets the id -1 - its token */
     for (i = 0; i < s->live_count && s->chosen[i] >= 0;) i++;
     if (i == s->live_count) return seqpar__llama_sample_logp(s);
     prompt = s->slot[s->live[i]].prompt;
@@ -3652,15 +3669,15 @@ static void seqpar__llama_set_visible(const seqpar_llama_config *c, seqpar__llam
     l->end[query] = (int32_t)end;
 }
 
-/* A prompt: a task per cell of queries, over the keys of this step. */
+/* Adds a prompt's tasks: one per cell of queries, over the keys of this step. */
 static seqpar_status seqpar__llama_sample_prompt(seqpar__llama_sampler *s,
                                                  const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
     int64_t end;
     for (int64_t i = 0, c = 1; i < slot->rows; i = end, c++) {
         end = SEQPAR__LLAMA_MIN(seqpar_cell_begin(s->d->cell, c), slot->rows);
-        seqpar__llama_block b = {slot->first + i, i,   end - i,
-                                 slot->first,     end, seqpar__llama_window_begin(f, i + 1)};
+        seqpar__llama_task b = {slot->first + i, i,   end - i,
+                                slot->first,     end, seqpar__llama_window_begin(f, i + 1)};
         SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->prompt_tasks, s->d->cell, &b));
     }
     for (int64_t i = 0; i < slot->rows; i++)
@@ -3668,7 +3685,8 @@ static seqpar_status seqpar__llama_sample_prompt(seqpar__llama_sampler *s,
     return SEQPAR_OK;
 }
 
-/* A token: a task per kv head, whose query heads are the queries, over the cache. */
+/* Adds a token's tasks: one per kv head, over the cache; its queries are that head's query
+   heads. */
 static seqpar_status seqpar__llama_sample_token(seqpar__llama_sampler *s,
                                                 const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
@@ -3677,7 +3695,7 @@ static seqpar_status seqpar__llama_sample_token(seqpar__llama_sampler *s,
         seqpar__llama_set_visible(f, &s->token_tasks, slot->first * f->heads + i, end);
     for (int64_t i = 0; i < f->kv_heads; i++) {
         int64_t k_row = (i * s->slots + (slot - s->slot)) * s->capacity;
-        seqpar__llama_block b = {
+        seqpar__llama_task b = {
             slot->first * f->heads + i * group, slot->fed, group, k_row, end,
             seqpar__llama_window_begin(f, end)};
         SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->token_tasks, s->d->cell, &b));
@@ -3771,7 +3789,7 @@ static void seqpar__llama_sampler_sizes(seqpar__llama_sampler *s) {
         longest + s->slots, SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_ROWS, longest * s->slots));
 }
 
-/* The most whole cells that the prompts of one step can have. */
+/* A bound on the number of whole cells in the prompts of one step. */
 static int64_t seqpar__llama_cells_max(const seqpar__llama_sampler *s) {
     return s->rows_max / seqpar_cell_begin(s->d->cell, 1) + 1;
 }

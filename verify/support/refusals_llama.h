@@ -17,10 +17,8 @@ enum { NO_NAME, SCORE, EMPTY, LONGEST_NAME, TOO_LONG, EMBEDDING, NORM, LAYER, LA
 static const char *const head_names[] = {
     [SCORE] = "score",
     [EMPTY] = "",
-    [LONGEST_NAME] =
-        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghij",
-    [TOO_LONG] =
-        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijk",
+    [LONGEST_NAME] = "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrs",
+    [TOO_LONG] = "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrst",
     [EMBEDDING] = "model.embed_tokens",
     [NORM] = "model.norm",
     [LAYER] = "model.layers.",
@@ -51,11 +49,11 @@ static seqpar_status open_model(void *call) {
     "rope_theta is " theta " and rms_norm_eps " eps \
     "; give numbers above 0, up to 1e300, or 0 for 10000 and 1e-5"
 #define WINDOW(window, from, every) \
-    "the model's window is " window " from layer " from " on, and every " every \
-    "-th does not rotate; give 0 for none or at least 1"
+    "window is " window ", window_from " from " and no_rope_every " every \
+    "; none may be negative"
 #define EXPERTS(experts, every) \
-    "the model has " experts " experts in every " every \
-    "-th layer; give 0 to 1048576, and 0 for all layers"
+    "experts is " experts " and sparse_every " every \
+    "; give 0 to 1048576 experts, and a sparse_every of at least 0 (0: every layer)"
 #define FACTOR(factor, positions) \
     "rope factor is " factor " and original positions " positions "; give numbers above 0"
 #define BOUNDS(low, high) \
@@ -102,10 +100,10 @@ static const limit model_limits[] = {
     {X(no_rope_every, 0), -1, SEQPAR_ERR_OPTION, WINDOW("0", "0", "-1")},
     {SET(model_call, name, LONGEST_NAME), TOO_LONG, SEQPAR_ERR_OPTION,
      "the score head is named "
-     "'abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijk'; "
-     "give a name of 1 to 88 letters, usually score"},
+     "'abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrst'; "
+     "give a name of 1 to 71 letters, usually score"},
     {SET(model_call, name, SCORE), EMPTY, SEQPAR_ERR_OPTION,
-     "the score head is named ''; give a name of 1 to 88 letters, usually score"},
+     "the score head is named ''; give a name of 1 to 71 letters, usually score"},
     {SET(model_call, name, SCORE), EMBEDDING, SEQPAR_ERR_OPTION,
      "the score head is named 'model.embed_tokens', which is another tensor's name; give another, "
      "usually score"},
@@ -166,12 +164,12 @@ static const limit model_limits[] = {
     {X(rope.attention_factor, 0),
      -1e-300L,
      SEQPAR_ERR_OPTION,
-     "rope attention_factor is -1e-300; give a number above 0, or 0 for that of the factor",
+     "rope attention_factor is -1e-300; give a number above 0, or 0 to compute it from factor",
      {ROPE(YARN)}},
     {X(rope.attention_factor, 1e300),
      1.00001e300L,
      SEQPAR_ERR_OPTION,
-     "rope attention_factor is 1.00001e+300; give a number above 0, or 0 for that of the factor",
+     "rope attention_factor is 1.00001e+300; give a number above 0, or 0 to compute it from factor",
      {ROPE(YARN)}},
     {X(rope_theta, 1.00001),
      1,
@@ -246,8 +244,8 @@ static const limit batch_limits[] = {
     {Y(first_positions, 7),
      6,
      SEQPAR_ERR_OPTION,
-     "a document of 7 tokens is longer than the 6 up to which dynamic rope is plain; give shorter "
-     "ones, or a model with another rope_type",
+     "a document has 7 tokens; with rope type dynamic 6 are the most "
+     "(original_max_position_embeddings), give shorter ones or another rope_type",
      {Y(dynamic, 1)}},
     {Y(recompute, 0), -1, SEQPAR_ERR_OPTION, RECOMPUTE("-1")},
     {Y(recompute, 2), 3, SEQPAR_ERR_OPTION, RECOMPUTE("3")},
@@ -505,15 +503,15 @@ static seqpar_status code(void *call) {
 
 #define CODED(member, value) SET(coded_call, member, value)
 #define NOT_WHOLE(first, count) \
-    "model.layers.0.self_attn.q_proj.weight is kept in four bits, and its values " first \
-    " .. + " count " do not follow those before; write it whole, from 0 on"
+    "model.layers.0.self_attn.q_proj.weight is kept in four bits, and " count \
+    " values from " first " on do not continue those written; write it whole, from 0 on"
 static const coded_call good_coded = {.count = CODED_VALUES};
 static const limit coded_limits[] = {
     {CODED(experts, 0), 3, SEQPAR_ERR_OPTION,
      "a model with experts is not kept in four bits; leave out four_bits"},
     {CODED(sharded, 0), 1, SEQPAR_ERR_OPTION,
-     "a model in four bits is whole on every rank; open it by seqpar_llama_open, and its "
-     "adapters at their owners"},
+     "a model in four bits is not sharded; open it by seqpar_llama_open and, if you like, its "
+     "adapters with sharded 1"},
     {CODED(merged, 0), 1, SEQPAR_ERR_OPTION,
      "merged weights would be rounded to four bits again; open the model without four_bits and "
      "merge the adapters into that"},
@@ -570,7 +568,7 @@ static const limit choice_limits[] = {
     {CHOOSE(score, 0), 1, SEQPAR_ERR_OPTION, NO_CHOICE},
     {CHOOSE(score, 0), 1, SEQPAR_ERR_OPTION, NO_CHOICE, {CHOOSE(choices, 0), CHOOSE(best, 1)}},
     {CHOOSE(taught, 0), 1, SEQPAR_ERR_OPTION,
-     "a batch has a teacher, of the whole vocabulary, and choices, of a part of it; leave out one "
+     "batch->teacher compares the whole vocabulary, batch->choices is a part of it; set only one "
      "of them"},
 };
 
@@ -627,8 +625,8 @@ static seqpar_status teach(void *call) {
     "a model with a score head has no probabilities of tokens; student and teacher are to be " \
     "language models"
 #define TEACHER_TOKENS(tokens) \
-    "the teacher's batch is of other tokens (" tokens \
-    ") than the student's (7); open both with the same rows and layout"
+    "the teacher's batch (" tokens \
+    " tokens) and the student's (7) have different ids; open both with the same rows and layout"
 static const teacher_call good_teacher = {.teacher = {.layers = 1,
                                                       .hidden = 9,
                                                       .heads = 3,
@@ -690,11 +688,11 @@ static seqpar_status text(void *call) {
 
 #define R(member, value) SET(text_call, member, value)
 #define COUNTS(batch, tokens, stops) \
-    "batch " batch ", max_tokens " tokens ", " stops "; none may be negative"
+    "batch " batch ", max_tokens " tokens ", " stops "; none may be negative or NULL"
 #define NO_STOP(id) "stop id " id "; the model has ids 0..10"
 #define NO_PROMPT(n, tokens, null) \
     "prompt " n " has " tokens " tokens" null \
-    "; give at least one, the beginning-of-text id for text out of nothing"
+    "; give at least one: without a prompt, the beginning-of-text id"
 #define NO_PROMPT_ID(n, token, id) \
     "prompt " n ", token " token " has id " id "; the model has ids 0..10"
 static const text_call good_text = {
@@ -745,10 +743,11 @@ static const limit text_limits[] = {
     {R(no_ids, 0), 1, SEQPAR_ERR_DOCUMENT_TOKENS, NO_PROMPT("0", "3", " at NULL")},
     {R(no_ids, 0), 2, SEQPAR_ERR_DOCUMENT_TOKENS, NO_PROMPT("1", "2", " at NULL")},
     {R(desc.max_tokens, 4), 3, SEQPAR_ERR_OPTION,
-     "prompt 0 has 3 tokens and max_tokens is 3; shorten it, one token must have room"},
+     "prompt 0 has 3 tokens and max_tokens is 3; shorten it, so that at least one new token fits"},
     /* the last value inside would be a text of 2^31 tokens */
     {R(desc.max_new_tokens, 5), 2147483645, SEQPAR_ERR_OPTION,
-     "prompt 0 has 3 tokens and 2147483645 may follow; positions end at 2147483647"},
+     "prompt 0 has 3 tokens and 2147483645 may follow; positions end at 2147483647, lower "
+     "max_new_tokens"},
     {R(ids[0][0], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("0", "0", "-1")},
     {R(ids[0][2], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("0", "2", "11")},
     {R(ids[1][1], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("1", "1", "11")},

@@ -35,7 +35,7 @@
    SEQPAR_ADAPT_.*|OF_(OUT|LSE|DQ|DK|DV)|SEES_LOCAL_(WINDOW|BOUND)|VERDICT_CLOSE  bits of a set, and a kind
 
    Lengths of lists that are written down, and of texts:
-   SEQPAR__(ST_SHOWN|LLAMA_NAME_BYTES)|SEQPAR_NCCL__HOST  texts
+   SEQPAR__(ST_SHOWN|LLAMA_NAME_BYTES|LLAMA_SCORE_LETTERS)|SEQPAR_NCCL__HOST  texts
    DEMO_(STORY|NAME|THING)_COUNT|DEMO_ARITH_TEXT|DEMO_PATH_LIMIT|DEMO_NAME_LIMIT  texts
    DEMO_(LORA_TEXT|COMMAND_SAID|ERROR_NEXT|PARTS_LIMIT|BAR_LIMIT|BAR_LEAST|LINE_LIMIT|SHARD_NAME|WEIGHTS_PATH)  texts
    DEMO_(ROPE_KEYS|FAMILY_KEYS|COLUMNS|MODEL_NUMBERS|NOTES|FIGURES|REWARDS|INPUTS)|UPDATE_COLUMNS|NUMBERS  lists
@@ -99,13 +99,13 @@
 #define SEQPAR__HALF_RUN     2   /* 16 */
 
 /* the model, files, transports */
-#define SEQPAR__LLAMA_PART        16   /* 256 */
-#define SEQPAR__LLAMA_PROMPT_ROWS 1    /* 512 */
-#define SEQPAR__LLAMA_MERGE_ROWS  1    /* 64 */
-#define SEQPAR__LLAMA_TILE        3    /* 256 */
-#define SEQPAR__ST_CHUNK          7    /* 2048 */
-#define SEQPAR_MPI_PIECE          1003 /* (INT64_C(1) << 30) */
-#define SEQPAR_NCCL__PINNED       1    /* 4096 */
+#define SEQPAR__LLAMA_WRITE_VALUES 16   /* 256 */
+#define SEQPAR__LLAMA_PROMPT_ROWS  1    /* 512 */
+#define SEQPAR__LLAMA_MERGE_ROWS   1    /* 64 */
+#define SEQPAR__LLAMA_TILE         3    /* 256 */
+#define SEQPAR__ST_CHUNK           7    /* 2048 */
+#define SEQPAR_MPI_PIECE           1003 /* (INT64_C(1) << 30) */
+#define SEQPAR_NCCL__PINNED        1    /* 4096 */
 
 /* trainers */
 #define DEMO_VALUES       61   /* (1 << 17) */

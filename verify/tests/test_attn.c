@@ -894,7 +894,7 @@ static void test_own_kernel_refused(void) {
     } cases[] = {{NAN_LSE, "lse that is not finite"},
                  {INFINITE_OUT, "out that is not finite"},
                  {FAILS, "fails"},
-                 {LSE_OF_NOTHING, "sees nothing"},
+                 {LSE_OF_NOTHING, "a query without keys"},
                  {NAN_DQ, "dq that is not finite"},
                  {FAILS_BACKWARD, "fails backward"}};
     static const int64_t lengths[] = {24}, cells[] = {4};

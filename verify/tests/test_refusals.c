@@ -1415,14 +1415,14 @@ static int own_backward(void *user, const seqpar_block *b, void *dq, void *dk, v
 static void check_own_kernel(void) {
 #define OF_BLOCK(what) \
     "the own block kernel " what \
-    " for head 0, queries from position 0 (5), 5 keys; nothing of it is used"
+    " (head 0, 5 queries from position 0, 5 keys); its results are discarded"
     static const char *const sentence[] = {
         NULL,
         OF_BLOCK("fails"),
         OF_BLOCK("returns an out that is not finite"),
         OF_BLOCK("returns an lse that is not finite"),
-        "the own block kernel gives an lse to a query that sees nothing for head 0, queries from "
-        "position 3 (2), 3 keys; nothing of it is used",
+        "the own block kernel returns an lse that is not -inf for a query without keys (head 0, 2 "
+        "queries from position 3, 3 keys); its results are discarded",
         OF_BLOCK("fails backward"),
         OF_BLOCK("returns a dq that is not finite"),
         OF_BLOCK("returns a dk or dv that is not finite"),
@@ -1487,7 +1487,7 @@ static const limit product_limits[] = {
     {M(w, 2147483647), 2147483648.0L, SEQPAR_ERR_KERNEL, WIDE},
     {M(out, 2147483647), 2147483648.0L, SEQPAR_ERR_KERNEL, WIDE},
     {M(reference, 0), 1, SEQPAR_ERR_KERNEL,
-     "an own product is one of floats; the device 'reference' computes in others"},
+     "an own product needs fp32 storage, which the device 'reference' does not have; use seqpar_device_cpu"},
 };
 
 /* What no line above meets, and where it is met. */
