@@ -8039,6 +8039,8 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
 /* Runs after the plans are made. Prepares all that an execution needs, or only what a count of
    FLOPs and bytes needs (verify/seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
+
+/* Checks desc, makes the plans and calls `prepare`. If one of them fails, frees everything. */
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
                                        const seqpar_row *rows, int64_t row_count,
                                        const seqpar_attn_desc *desc,
@@ -15257,6 +15259,7 @@ static int64_t seqpar__attn_scratch(const seqpar_device *device, const seqpar_at
            64;
 }
 
+/* Cuts the scratch of the job, from a multiple of 64 bytes on, into the arrays of a tile. */
 static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn_keys *keys,
                                           const seqpar_piece *queries) {
     const seqpar_attn_args *a = j->args;

@@ -1487,7 +1487,8 @@ static const limit product_limits[] = {
     {M(w, 2147483647), 2147483648.0L, SEQPAR_ERR_KERNEL, WIDE},
     {M(out, 2147483647), 2147483648.0L, SEQPAR_ERR_KERNEL, WIDE},
     {M(reference, 0), 1, SEQPAR_ERR_KERNEL,
-     "an own product needs fp32 storage, which the device 'reference' does not have; use seqpar_device_cpu"},
+     "an own product needs fp32 storage, which the device 'reference' does not have; use "
+     "seqpar_device_cpu"},
 };
 
 /* What no line above meets, and where it is met. */
