@@ -1557,8 +1557,8 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
 
 /* The largest number of freed buffers that a context caches. A step has one gradient buffer for
    each slice, and these are cached between two steps. */
-#ifdef SEQPAR_CACHED_BUFFERS
-#error "seqpar: SEQPAR_CACHED_BUFFERS is called SEQPAR_CACHED_BUFFERS now"
+#ifdef SEQPAR_KEPT_BUFFERS
+#error "seqpar: SEQPAR_KEPT_BUFFERS is called SEQPAR_CACHED_BUFFERS now"
 #endif
 #ifndef SEQPAR_CACHED_BUFFERS
 #define SEQPAR_CACHED_BUFFERS 256
